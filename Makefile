@@ -1,0 +1,52 @@
+# Everything starts from nothing but make, python3 (3.11 or newer) and pip; `make` alone lists the targets.
+PYTHON ?= python3
+JOBS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-core lint coverage bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
+	@$(BIN)/hurray-arrow demo
+
+test: lint  ## set-up and the whole test suite
+	$(PYTEST) -n $(JOBS) --dist worksteal
+
+test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long"
+
+lint: $(VENV)/.test-installed  ## ruff and mypy
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+	$(BIN)/python -m mypy
+
+coverage: $(VENV)/.test-installed  ## the whole suite with branch coverage
+	$(PYTEST) -n $(JOBS) --dist worksteal --cov --cov-report=term-missing
+
+bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
+	$(PYTEST) benchmarks --benchmark-enable
+
+clean:  ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage htmlcov dist
+
+# Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "hurray-arrow needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+
+$(VENV)/.cli-installed: pyproject.toml | $(BIN)/pip
+	$(PIP) install --quiet --editable '.[cli]'
+	@touch $@
+
+$(VENV)/.test-installed: pyproject.toml | $(BIN)/pip
+	$(PIP) install --quiet --editable '.[test]'
+	@touch $@
