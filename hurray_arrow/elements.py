@@ -1,0 +1,460 @@
+"""Element types: tag, width, numpy dtype, and the packing of values narrower than a byte.
+
+Packing runs over the whole page pool and not page by page: element ``i`` of a type of ``B`` bits lies at bits
+``i*B`` to ``i*B + B`` of the pool, least significant bit first. So a page of an odd number of 4-bit elements does
+not start on a byte.
+
+Spec: wire format 4.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, SupportsIndex, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
+from hurray_arrow.spec import PRIVATE_TAGS, UINT32_MAX
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Values: TypeAlias = npt.NDArray[Any]
+
+_SPEC = "wire format 4"
+_UINT8_MAX = 255
+#: Field of the extension-type section and the largest value it holds.
+_PRIVATE_FIELDS = {
+    "bit_width": UINT32_MAX,
+    "packing_factor": _UINT8_MAX,
+    "is_float": _UINT8_MAX,
+    "is_signed": _UINT8_MAX,
+    "sign_bits": _UINT8_MAX,
+    "exponent_bits": _UINT8_MAX,
+    "mantissa_bits": _UINT8_MAX,
+    "exponent_bias": UINT32_MAX,
+    "has_nan": _UINT8_MAX,
+    "has_inf": _UINT8_MAX,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateType:
+    """What the extension-type section says of a private element type.
+
+    The flags are the section's bytes: a producer's byte that is neither 0 nor 1 is kept, so that encoding gives the
+    same section again. ``True`` and ``False`` are fine.
+
+    Parameters
+    ----------
+    bit_width
+        Width of one element in bits: 1, 2, 4, or whole bytes.
+    packing_factor
+        Elements in a byte: ``8 / bit_width`` below 8 bits, else 1. ``None`` takes the one allowed value.
+    is_float, is_signed, has_nan, has_inf
+        0 or 1.
+    sign_bits, exponent_bits, mantissa_bits, exponent_bias
+        Parts of a float.
+
+    Notes
+    -----
+    Spec: wire format 4, extension-type section.
+    """
+
+    bit_width: int
+    packing_factor: int | None = None
+    is_float: int = 0
+    is_signed: int = 0
+    sign_bits: int = 0
+    exponent_bits: int = 0
+    mantissa_bits: int = 0
+    exponent_bias: int = 0
+    has_nan: int = 0
+    has_inf: int = 0
+
+    def __post_init__(self) -> None:
+        if self.packing_factor is None:
+            factor = 8 // self.bit_width if self.bit_width in (1, 2, 4) else 1
+            object.__setattr__(self, "packing_factor", factor)
+        for name in _PRIVATE_FIELDS:
+            object.__setattr__(self, name, operator.index(getattr(self, name)))
+
+    def validate(self) -> list[Problem]:
+        """Return every rule of the extension-type section that the fields break.
+
+        Returns
+        -------
+        list of Problem
+            Codes ``field_out_of_range`` and ``extension_type_invalid``; ``.field`` is ``extension_type.<name>``.
+        """
+        problems = [
+            _private_problem(name, f"{getattr(self, name)} is not in 0…{largest}", ProblemCode.FIELD_OUT_OF_RANGE)
+            for name, largest in _PRIVATE_FIELDS.items()
+            if not 0 <= getattr(self, name) <= largest
+        ]
+        if problems:
+            return problems
+        sub_byte = self.bit_width in (1, 2, 4)
+        if not sub_byte and (self.bit_width == 0 or self.bit_width % 8):
+            return [_private_problem("bit_width", f"{self.bit_width} bits, expected 1, 2, 4 or whole bytes")]
+        expected = 8 // self.bit_width if sub_byte else 1
+        if self.packing_factor != expected:
+            message = f"{self.packing_factor}, expected {expected} for {self.bit_width} bits"
+            return [_private_problem("packing_factor", message)]
+        return []
+
+
+def _private_problem(name: str, message: str, code: ProblemCode = ProblemCode.EXTENSION_TYPE_INVALID) -> Problem:
+    field = f"extension_type.{name}"
+    return Problem(code, f"descriptor.{field}", message, _SPEC, field=field)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """One element type of the specification. Get one with :func:`element_type`.
+
+    Parameters
+    ----------
+    tag
+        The wire's type tag.
+    name
+        The specification's name, or ``private_0xF0``… for a private type.
+    bits
+        Width of one element.
+    private
+        The extension-type section of a private type.
+
+    Notes
+    -----
+    Spec: wire format 4.
+    """
+
+    tag: int
+    name: str
+    bits: int
+    private: PrivateType | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The numpy or ml_dtypes dtype of one unpacked value; ``None`` for float128 and private types."""
+        return _DTYPES.get(self.tag)
+
+    @property
+    def pool_dtype(self) -> np.dtype[Any]:
+        """The dtype of a page pool array: uint8 for packed types, ``V16`` and the like for opaque ones."""
+        if self.is_packed:
+            return np.dtype(np.uint8)
+        return self.dtype or np.dtype((np.void, self.bits // 8))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether an element is narrower than a byte."""
+        return self.bits < 8
+
+    def size_bytes(self, count: int) -> int:
+        """Return the bytes that ``count`` elements take, in Python integers that never wrap.
+
+        Notes
+        -----
+        Spec: wire format 4, packing; Storage Invariants 4.
+        """
+        count = operator.index(count)
+        if self.bits == 6:
+            return -(-count // 4) * 3
+        return -(-count * self.bits // 8)
+
+    def page_bytes(self, page_elems: int) -> int | None:
+        """Return the bytes of a page of ``page_elems`` elements; ``None`` where that is no whole number of bytes."""
+        whole, rest = divmod(operator.index(page_elems) * self.bits, 8)
+        return None if rest else whole
+
+    def pack(self, values: Values) -> Bytes:
+        """Pack values into bytes, least significant bit first.
+
+        Parameters
+        ----------
+        values
+            Array of any shape, of :attr:`dtype`, or uint8 codes for a private type; taken in C order.
+
+        Returns
+        -------
+        numpy.ndarray
+            New uint8 array ``[size_bytes(values.size)]``; unused high bits are 0.
+
+        Raises
+        ------
+        UnsupportedError
+            The type is not packed.
+        InvariantError
+            ``buffer_dtype``: the values are of another dtype.
+
+        Notes
+        -----
+        Spec: wire format 4, packing.
+        """
+        self._require_packed()
+        expected = self.dtype or np.dtype(np.uint8)
+        if values.dtype != expected:
+            message = f"dtype {values.dtype}, expected {expected}: convert with values.astype({expected.name!r})"
+            raise InvariantError(Problem(ProblemCode.BUFFER_DTYPE, "values", message, _SPEC))
+        mask = np.uint8((1 << self.bits) - 1)
+        codes = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & mask
+        if self.bits == 6:
+            return _pack6(codes, self.size_bytes(codes.size))
+        per_byte = 8 // self.bits
+        out = np.zeros(self.size_bytes(codes.size), np.uint8)
+        for place in range(per_byte):
+            part = codes[place::per_byte]
+            out[: part.size] |= part << np.uint8(place * self.bits)
+        return out
+
+    def unpack(self, raw: Bytes, count: int, *, start: int = 0) -> Values:
+        """Unpack ``count`` elements from element ``start`` on.
+
+        Parameters
+        ----------
+        raw
+            The pool's bytes, uint8 ``[n]``.
+        count, start
+            Elements.
+
+        Returns
+        -------
+        numpy.ndarray
+            New array ``[count]`` of :attr:`dtype`, or of uint8 codes for a private type.
+
+        Raises
+        ------
+        UnsupportedError
+            The type is not packed.
+        IndexError
+            ``raw`` does not hold these elements.
+
+        Notes
+        -----
+        Spec: wire format 4, packing.
+        """
+        self._require_packed()
+        count, start = operator.index(count), operator.index(start)
+        if count < 0 or start < 0 or -(-(start + count) * self.bits // 8) > raw.size:
+            raise IndexError(f"elements {start} to {start + count} of {self.name} are not in {raw.size} bytes")
+        # Whole groups of elements that start on a byte: 4 of 6 bits in 3 bytes, else one byte.
+        group_elems, group_bytes = (4, 3) if self.bits == 6 else (8 // self.bits, 1)
+        first = start // group_elems
+        last = -(-(start + count) // group_elems)
+        groups = raw[first * group_bytes : last * group_bytes]
+        codes = _unpack6(groups, last - first) if self.bits == 6 else self._split_bytes(groups)
+        skipped = start - first * group_elems
+        return self._values(codes[skipped : skipped + count])
+
+    def unpack_at(self, raw: Bytes, indices: npt.NDArray[np.int64]) -> Values:
+        """Gather elements out of a packed pool.
+
+        Parameters
+        ----------
+        raw
+            The pool's bytes, uint8 ``[n]``.
+        indices
+            int64 element numbers, of any shape; numpy checks that they lie in ``raw``.
+
+        Returns
+        -------
+        numpy.ndarray
+            New array of the shape of ``indices`` and of :attr:`dtype` (uint8 codes for a private type).
+
+        Raises
+        ------
+        UnsupportedError
+            The type is not packed.
+        IndexError
+            An index is negative or not in ``raw``.
+
+        Notes
+        -----
+        Spec: wire format 4, packing.
+        """
+        self._require_packed()
+        if indices.size and int(indices.min()) < 0:
+            raise IndexError(f"element {int(indices.min())} of {self.name}: negative")
+        bit = indices * np.int64(self.bits)
+        place, shift = bit >> 3, (bit & 7).astype(np.uint8)
+        codes = raw[place] >> shift
+        if self.bits == 6:
+            crossing = shift > 2
+            codes[crossing] |= raw[place[crossing] + 1] << (np.uint8(8) - shift[crossing])
+        return self._values(codes & np.uint8((1 << self.bits) - 1))
+
+    def _require_packed(self) -> None:
+        if not self.is_packed:
+            raise UnsupportedError(f"{self.name} has whole bytes and is not packed: use array.view(pool_dtype)")
+
+    def _split_bytes(self, raw: Bytes) -> Bytes:
+        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
+        mask = np.uint8((1 << self.bits) - 1)
+        return ((raw[:, np.newaxis] >> shifts) & mask).reshape(-1)
+
+    def _values(self, codes: Bytes) -> Values:
+        # ml_dtypes keeps a narrow value in the low bits of its byte and extends the sign itself.
+        return codes if self.dtype is None else codes.view(self.dtype)
+
+
+def _pack6(codes: Bytes, size_bytes: int) -> Bytes:
+    groups = np.zeros((size_bytes // 3, 4), np.uint8)
+    groups.reshape(-1)[: codes.size] = codes
+    c0, c1, c2, c3 = groups.T
+    out = np.empty((size_bytes // 3, 3), np.uint8)
+    out[:, 0] = c0 | c1 << np.uint8(6)
+    out[:, 1] = c1 >> np.uint8(2) | c2 << np.uint8(4)
+    out[:, 2] = c2 >> np.uint8(4) | c3 << np.uint8(2)
+    return out.reshape(-1)
+
+
+def _unpack6(raw: Bytes, groups: int) -> Bytes:
+    # The last group may be cut: its missing bytes belong to elements that nobody asked for.
+    if raw.size < groups * 3:
+        raw = np.concatenate([raw, np.zeros(groups * 3 - raw.size, np.uint8)])
+    b0, b1, b2 = raw.reshape(-1, 3).T
+    codes = np.empty((groups, 4), np.uint8)
+    codes[:, 0] = b0
+    codes[:, 1] = b0 >> np.uint8(6) | b1 << np.uint8(2)
+    codes[:, 2] = b1 >> np.uint8(4) | b2 << np.uint8(4)
+    codes[:, 3] = b2 >> np.uint8(2)
+    return (codes & np.uint8(0x3F)).reshape(-1)
+
+
+_BUILT_IN: tuple[tuple[int, str, int, Any], ...] = (
+    (0x01, "float16", 16, np.float16),
+    (0x02, "bfloat16", 16, ml_dtypes.bfloat16),
+    (0x03, "float32", 32, np.float32),
+    (0x04, "float64", 64, np.float64),
+    (0x10, "int8", 8, np.int8),
+    (0x11, "uint8", 8, np.uint8),
+    (0x12, "int16", 16, np.int16),
+    (0x13, "uint16", 16, np.uint16),
+    (0x14, "int32", 32, np.int32),
+    (0x15, "uint32", 32, np.uint32),
+    (0x16, "int64", 64, np.int64),
+    (0x17, "uint64", 64, np.uint64),
+    (0x20, "bool", 1, np.bool_),
+    (0x40, "float8_e4m3", 8, ml_dtypes.float8_e4m3fn),
+    (0x41, "float8_e5m2", 8, ml_dtypes.float8_e5m2),
+    (0x42, "float8_e8m0", 8, ml_dtypes.float8_e8m0fnu),
+    (0x43, "float4_e2m1", 4, ml_dtypes.float4_e2m1fn),
+    (0x44, "float6_e2m3", 6, ml_dtypes.float6_e2m3fn),
+    (0x45, "float6_e3m2", 6, ml_dtypes.float6_e3m2fn),
+    (0x46, "float128", 128, None),
+    (0x48, "int4", 4, ml_dtypes.int4),
+    (0x49, "uint4", 4, ml_dtypes.uint4),
+    (0x4A, "int2", 2, ml_dtypes.int2),
+    (0x4B, "uint2", 2, ml_dtypes.uint2),
+    (0x50, "complex64", 64, np.complex64),
+    (0x51, "complex128", 128, np.complex128),
+)
+# The wire is little-endian, so on a big-endian host the pool's dtype is the swapped one.
+_DTYPES = {tag: np.dtype(scalar).newbyteorder("<") for tag, _, _, scalar in _BUILT_IN if scalar is not None}
+_BY_TAG = {tag: ElementType(tag, name, bits) for tag, name, bits, _ in _BUILT_IN}
+_BY_DTYPE = {dtype: _BY_TAG[tag] for tag, dtype in _DTYPES.items()}
+
+#: Every built-in element type by name.
+ELEMENT_TYPES: dict[str, ElementType] = {each.name: each for each in _BY_TAG.values()}
+
+
+def _names() -> Iterator[str]:
+    yield from ELEMENT_TYPES
+    yield "private_0xF0…private_0xFE"
+
+
+def element_type(
+    which: ElementType | SupportsIndex | npt.DTypeLike, *, private: PrivateType | None = None
+) -> ElementType:
+    """Return the element type that a tag, a name or a dtype names.
+
+    Parameters
+    ----------
+    which
+        Wire tag, name such as ``"bfloat16"`` or ``"private_0xF3"``, numpy or ml_dtypes dtype, or an element type.
+    private
+        What the extension-type section says: needed for private types, refused for all others.
+
+    Returns
+    -------
+    ElementType
+
+    Raises
+    ------
+    InvalidDescriptorError
+        ``element_type_invalid``: no such type. ``extension_flag_mismatch``: ``private`` is missing or too much.
+        ``extension_type_invalid``, ``field_out_of_range``: ``private`` breaks the section's rules.
+    UnsupportedError
+        A dtype that no element type has: big-endian, ``numpy.longdouble``, structured, …
+
+    Notes
+    -----
+    Spec: wire format 4.
+    """
+    if isinstance(which, ElementType):
+        return which
+    tag = _tag(which)
+    if tag in PRIVATE_TAGS:
+        if private is None:
+            raise _mismatch(f"private type 0x{tag:02X} needs private=PrivateType(bit_width, …)")
+        if problems := private.validate():
+            raise InvalidDescriptorError(problems)
+        return ElementType(tag, f"private_0x{tag:02X}", private.bit_width, private)
+    found = _BY_TAG.get(tag)
+    if found is None:
+        message = f"no element type 0x{tag:02X}, expected one of {', '.join(_names())}"
+        raise InvalidDescriptorError(_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, message))
+    if private is not None:
+        raise _mismatch(f"{found.name} is no private type and has no extension-type section")
+    return found
+
+
+def _tag(which: SupportsIndex | npt.DTypeLike) -> int:
+    if isinstance(which, str):
+        if which in ELEMENT_TYPES:
+            return ELEMENT_TYPES[which].tag
+        prefix, _, digits = which.partition("private_0x")
+        if not prefix and len(digits) == 2 and digits.upper() in (f"{tag:02X}" for tag in PRIVATE_TAGS):
+            return int(digits, 16)
+        message = f"no element type {which!r}, expected one of {', '.join(_names())}"
+        raise InvalidDescriptorError(_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, message))
+    if isinstance(which, SupportsIndex):
+        return operator.index(which)
+    dtype = np.dtype(which)
+    if dtype in _BY_DTYPE:
+        return _BY_DTYPE[dtype].tag
+    if dtype.newbyteorder("<") in _BY_DTYPE:
+        raise UnsupportedError(f"dtype {dtype} is big-endian: convert with array.astype(array.dtype.newbyteorder('<'))")
+    raise UnsupportedError(f"dtype {dtype} is no element type, expected one of {', '.join(_names())}")
+
+
+def _element_problem(code: ProblemCode, message: str) -> Problem:
+    return Problem(code, "descriptor.element_type", message, _SPEC, field="element_type")
+
+
+def _mismatch(message: str) -> InvalidDescriptorError:
+    return InvalidDescriptorError(_element_problem(ProblemCode.EXTENSION_FLAG_MISMATCH, message))
+
+
+def validate_element_type(which: ElementType) -> list[Problem]:
+    """Return what is wrong with an element type that did not come from :func:`element_type`.
+
+    Returns
+    -------
+    list of Problem
+        Codes as those of :func:`element_type`; ``.field`` is ``element_type`` or ``extension_type.<name>``.
+    """
+    try:
+        expected = element_type(which.tag, private=which.private)
+    except InvalidDescriptorError as error:
+        return list(error.problems)
+    if which != expected:
+        return [_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, f"{which!r}, expected {expected!r}")]
+    return []
