@@ -16,6 +16,7 @@ FLOORS = [
     ["errors"],
     ["spec"],
     ["_json", "_wire"],
+    ["sequences"],
     ["elements"],
     ["quantization"],
     ["descriptor"],

@@ -1,0 +1,162 @@
+"""``hurray-arrow inspect``: what is in a snapshot, without reading its pages."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hurray_arrow.cli.output import console, count, print_json, printable, size
+from hurray_arrow.snapshot import Snapshot, open_snapshot
+from hurray_arrow.tensor import BlockPagedTensor
+
+#: Metadata that may say whose the cache is or what was asked; inspect says only that it is there.
+WITHHELD = ("tenant", "adapter", "user")
+
+
+@click.command()
+@click.argument("url")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON document with stable keys.")
+def inspect(url: str, *, as_json: bool) -> None:
+    """Show the tensors, groups and metadata of the snapshot at URL; its pages stay unread.
+
+    Tenants, adapters, token ids and the free field `user` are never shown.
+    """
+    with open_snapshot(url) as snapshot:
+        found = summary(snapshot)
+    if as_json:
+        print_json({"url": url, **found})
+    else:
+        show(found, url, to=console())
+
+
+def summary(snapshot: Snapshot) -> dict[str, Any]:
+    """Return what `inspect` shows as one JSON document.
+
+    Parameters
+    ----------
+    snapshot
+        An open snapshot; its pages are not touched.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``profile``, ``num_tensors``, ``stored_bytes``, ``entries`` (fields of :class:`Entry`), ``groups`` (see
+        :func:`group_summary`), ``metadata`` without what is in ``withheld``.
+    """
+    metadata = dict(snapshot.metadata)
+    withheld = [key for key in WITHHELD if metadata.pop(key, None) is not None]
+    entries = [dataclasses.asdict(entry) for entry in snapshot.entries]
+    return {
+        "profile": snapshot.profile,
+        "num_tensors": len(entries),
+        "stored_bytes": sum(entry["stored_bytes"] for entry in entries),
+        "entries": entries,
+        "groups": [group_summary(snapshot, kv_group) for kv_group in sorted({e.kv_group for e in snapshot.entries})],
+        "metadata": metadata,
+        "withheld": withheld,
+    }
+
+
+def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
+    """Return pages, sharing, sequences and tokens of the tensors that have one block table in common.
+
+    Parameters
+    ----------
+    snapshot
+        An open snapshot.
+    kv_group
+        The group's number.
+
+    Returns
+    -------
+    dict[str, Any]
+        ``kv_group``, ``num_tensors``, ``page_size``, ``num_pages``, ``unreferenced_pages`` (a count), ``shared_pages``
+        (a list of ``num_pages`` shared by ``num_seqs``), ``num_seqs``, ``total_tokens``, ``total_logical_pages``.
+    """
+    entries = [entry for entry in snapshot.entries if entry.kv_group == kv_group]
+    tensor: BlockPagedTensor = next(iter(snapshot.iter_tensors(kv_group=kv_group)))
+    sharers = tensor.sequences_per_page()
+    sequences, pages = np.unique(sharers[sharers > 1], return_counts=True)
+    return {
+        "kv_group": kv_group,
+        "num_tensors": len(entries),
+        "page_size": tensor.page_size,
+        "num_pages": tensor.num_pages,
+        "unreferenced_pages": len(tensor.unreferenced_pages()),
+        "shared_pages": [
+            {"num_pages": int(num_pages), "num_seqs": int(num_seqs)}
+            for num_seqs, num_pages in zip(sequences[::-1], pages[::-1], strict=True)
+        ],
+        "num_seqs": tensor.num_seqs,
+        "total_tokens": tensor.total_tokens,
+        "total_logical_pages": tensor.descriptor.total_logical_pages,
+    }
+
+
+def show(found: dict[str, Any], title: str, *, to: Console) -> None:
+    """Print a summary as text: facts, one line per group, one row per tensor.
+
+    Parameters
+    ----------
+    found
+        From :func:`summary`.
+    title
+        First line; the snapshot's URL.
+    to
+        Where to print.
+    """
+    to.print(printable(title))
+    tensors = count(found["num_tensors"], "tensor")
+    to.print(f"{tensors}, {size(found['stored_bytes'])}, profile {found['profile']}")
+    for key, value in dotted(found["metadata"]):
+        to.print(printable(f"  {key}: {value}"))
+    if found["withheld"]:
+        to.print(f"  not shown: {', '.join(found['withheld'])}")
+    for group in found["groups"]:
+        to.print(group_text(group))
+    to.print(entries_table(found["entries"]))
+
+
+def dotted(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested metadata with dotted names such as ``model.name``."""
+    for key, value in metadata.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def group_text(group: dict[str, Any]) -> str:
+    """Return the lines on one group."""
+    shared = [
+        f"{count(kind['num_pages'], 'page')} shared by {kind['num_seqs']} sequences" for kind in group["shared_pages"]
+    ]
+    pages = f"{count(group['num_pages'], 'page')} of {count(group['page_size'], 'token')}"
+    return (
+        f"group {group['kv_group']}: {count(group['num_tensors'], 'tensor')}, "
+        f"{count(group['num_seqs'], 'sequence')}, {count(group['total_tokens'], 'token')}\n"
+        f"  {pages}, {group['unreferenced_pages']:,} unreferenced; {'; '.join(shared) or 'no page is shared'}"
+    )
+
+
+def entries_table(entries: list[dict[str, Any]]) -> Table:
+    """Return the table of tensors."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    left = ("kv_role", "component", "element_type", "encoding")
+    columns = ("tensor", "layer_index", *left, "kv_group", "num_seqs", "num_pages", "page_shape", "rows", "bytes")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    for entry in entries:
+        layer = "–" if entry["layer_index"] is None else str(entry["layer_index"])
+        texts = [printable(str(entry[name])) for name in left]
+        numbers = [f"{entry[name]:,}" for name in ("kv_group", "num_seqs", "num_pages")]
+        shape = " × ".join(str(length) for length in entry["page_shape"])
+        ends = [shape, f"{entry['num_rows']:,}", size(entry["stored_bytes"])]
+        table.add_row(str(entry["tensor_index"]), layer, *texts, *numbers, *ends)
+    return table

@@ -1,0 +1,80 @@
+"""What the commands have in common on the terminal: text that cannot do harm, sizes, progress, JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fsspec.callbacks import Callback
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+#: Columns of a table where there is no terminal to ask for its width.
+PIPE_WIDTH = 160
+
+
+def console() -> Console:
+    """Return a console on stdout that neither cuts tables in a pipe nor reads markup in a snapshot's names."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+
+
+def printable(text: str) -> str:
+    """Return `text` with every character that a terminal would act on written as an escape; line ends stay."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def size(num_bytes: int) -> str:
+    """Return a number of bytes as people read it, such as ``1.9 MB`` (powers of 1000)."""
+    amount = float(num_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.1f} {unit}" if unit != "B" else f"{num_bytes} B"
+        amount /= 1000
+    return f"{amount:.1f} TB"
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 page`` or ``1,234 pages``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def print_json(document: Any) -> None:
+    """Write one JSON document to stdout; ASCII only, so nothing in it reaches a terminal as a command."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+class BarCallback(Callback):  # type: ignore[misc]  # fsspec has no types
+    """A progress bar that moves with an fsspec callback, in bytes.
+
+    Parameters
+    ----------
+    bar
+        The display, already started.
+    description
+        The words in front of the bar.
+    """
+
+    def __init__(self, bar: Progress, description: str) -> None:
+        super().__init__()
+        self._bar = bar
+        self._task = bar.add_task(description, total=None)
+
+    def call(self, hook_name: str | None = None, **kwargs: Any) -> None:
+        """Draw what fsspec's own bookkeeping says."""
+        del hook_name, kwargs
+        self._bar.update(self._task, completed=self.value, total=self.size)
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callback]:
+    """Give a callback whose bar is drawn on stderr while the block runs, and only where that is a terminal."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal)
+    with bar:
+        yield BarCallback(bar, description)

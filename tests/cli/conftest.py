@@ -1,0 +1,39 @@
+"""A small snapshot with everything that the commands show, and a way to run them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hurray_arrow as ha
+from hurray_arrow.cli.app import app
+
+#: Sequences 0 and 1 share pages 5 and 2, sequence 3 has page 2 too; pages 1, 4 and 6 are in no sequence.
+BLOCK_TABLES = [[5, 2, 0], [5, 2], [], [2, 3]]
+SEQ_LENS = [8, 6, 0, 4]
+SECRETS = ["tenant-7c1", "adapter-9d2", "user-3e5"]
+
+
+def small_tensor(layer_index, kv_role, **more):
+    pool = np.random.default_rng(layer_index).normal(size=(7, 3, 2, 5)).astype(np.float32)
+    return ha.BlockPagedTensor.from_arrays(
+        pool, block_tables=BLOCK_TABLES, seq_lens=SEQ_LENS, kv_role=kv_role, layer_index=layer_index, **more
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    tensors = [small_tensor(layer, role) for layer in (11, 13) for role in ("key", "value")]
+    metadata = {"model": {"name": "toy", "revision": "r17"}, "tenant": SECRETS[0], "adapter": SECRETS[1]}
+    target = tmp_path / "small.arrow"
+    ha.write_snapshot(target, tensors, metadata={**metadata, "user": {"note": SECRETS[2]}})
+    return target
+
+
+@pytest.fixture
+def run():
+    def run(*arguments):
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+    return run

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+import hurray_arrow as ha
+
+ENTRY_KEYS = {
+    "tensor_index", "layer_index", "layer_name", "kv_role", "component", "kv_group", "num_pages", "page_shape",
+    "num_seqs", "element_type", "index_type", "encoding", "num_rows", "stored_bytes",
+}  # fmt: skip
+
+
+def test_json_has_its_keys_and_the_facts(run, path):
+    result = run("inspect", path, "--json")
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert set(found) == {
+        "url", "profile", "num_tensors", "stored_bytes", "entries", "groups", "metadata", "withheld",
+    }  # fmt: skip
+    assert found["url"] == str(path)
+    assert (found["profile"], found["num_tensors"]) == ("share", 4)
+    assert found["groups"] == [
+        {
+            "kv_group": 0,
+            "num_tensors": 4,
+            "page_size": 3,
+            "num_pages": 7,
+            "unreferenced_pages": 3,
+            "shared_pages": [{"num_pages": 1, "num_seqs": 3}, {"num_pages": 1, "num_seqs": 2}],
+            "num_seqs": 4,
+            "total_tokens": 18,
+            "total_logical_pages": 7,
+        }
+    ]
+    assert found["metadata"]["model"] == {"name": "toy", "revision": "r17"}
+    assert [set(entry) for entry in found["entries"]] == [ENTRY_KEYS] * 4
+    assert [(entry["layer_index"], entry["kv_role"]) for entry in found["entries"]] == [
+        (11, "key"), (11, "value"), (13, "key"), (13, "value"),
+    ]  # fmt: skip
+    assert found["entries"][3]["page_shape"] == [3, 2, 5]
+    assert found["entries"][3]["element_type"] == "float32"
+
+
+def test_text_shows_groups_and_every_tensor(run, path):
+    lines = run("inspect", path).stdout.splitlines()
+    assert "group 0: 4 tensors, 4 sequences, 18 tokens" in lines
+    assert "  7 pages of 3 tokens, 3 unreferenced; 1 page shared by 3 sequences; 1 page shared by 2 sequences" in lines
+    assert "  model.revision: r17" in lines
+    assert sum("float32" in line for line in lines) == 4
+
+
+def test_tenants_adapters_and_user_are_never_shown(run, path):
+    for arguments in (["inspect", path], ["inspect", path, "--json"], ["validate", path], ["validate", path, "--json"]):
+        result = run(*arguments)
+        assert result.exit_code == 0
+        assert "-7c1" not in result.output
+        assert "-9d2" not in result.output
+        assert "-3e5" not in result.output
+    assert json.loads(run("inspect", path, "--json").stdout)["withheld"] == ["tenant", "adapter", "user"]
+
+
+def test_names_cannot_speak_to_the_terminal(run, tmp_path):
+    pool = np.zeros((2, 3, 1, 5), np.float16)
+    tensor = ha.BlockPagedTensor.from_arrays(
+        pool, block_tables=[[1]], seq_lens=[2], kv_role="key", layer_name="[bold]\x1b[2J\x07layer"
+    )
+    path = tmp_path / "hostile.arrow"
+    ha.write_snapshot(path, [tensor], metadata={"model": {"name": "[red]\x1b[31m\u202eevil"}})
+    for arguments in (["inspect", path], ["inspect", path, "--json"]):
+        output = run(*arguments).output
+        assert "\x1b" not in output
+        assert "\x07" not in output
+        assert "\u202e" not in output
+    assert r"model.name: [red]\x1b[31m\u202eevil" in run("inspect", path).output
+
+
+def test_several_groups_each_have_a_line(run, tmp_path):
+    pool = np.zeros((5, 2, 3, 1), np.int8)
+    first = ha.BlockPagedTensor.from_arrays(
+        pool, block_tables=[[4, 1]], seq_lens=[3], kv_role="key", layer_index=2, kv_group=0
+    )
+    second = ha.BlockPagedTensor.from_arrays(
+        pool, block_tables=[[3], [3], []], seq_lens=[1, 2, 0], kv_role="key", layer_index=5, kv_group=1
+    )
+    path = tmp_path / "groups.arrow"
+    ha.write_snapshot(path, [first, second])
+    lines = run("inspect", path).stdout.splitlines()
+    assert "group 0: 1 tensor, 1 sequence, 3 tokens" in lines
+    assert "  5 pages of 2 tokens, 3 unreferenced; no page is shared" in lines
+    assert "group 1: 1 tensor, 3 sequences, 3 tokens" in lines
+    assert "  5 pages of 2 tokens, 4 unreferenced; 1 page shared by 2 sequences" in lines

@@ -1,0 +1,79 @@
+"""The README's code runs, its commands exist, its links lead somewhere, and its output is what is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hurray_arrow.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+
+
+def blocks(language: str) -> list[str]:
+    return [text for found, text in BLOCKS if found == language]
+
+
+def test_every_block_is_of_a_kind_that_is_tested():
+    assert {language for language, _ in BLOCKS} == {"python", "sh", "console"}
+
+
+def test_python_blocks_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, text in enumerate(blocks("python")):
+        exec(compile(text, f"README.md block {number}", "exec"), names)  # noqa: S102  the README is ours
+    assert len(blocks("python")) == 8
+    assert (tmp_path / "cache.arrow").exists()
+
+
+def test_the_example_is_ten_lines():
+    code = [line for line in blocks("python")[0].splitlines() if line.strip() and not line.startswith(("import", ")"))]
+    assert len(code) <= 10
+
+
+def test_commands_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [line.split("#")[0].split() for text in blocks("sh") for line in text.splitlines() if line]
+    assert len(commands) == 4
+    for program, name, *_ in commands:
+        assert program in {"make", "hurray-arrow"}
+        assert name in (targets if program == "make" else app.commands)
+
+
+def test_command_lines_work_on_the_example(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks("python")[0], "README.md", "exec"), {})  # noqa: S102  the README is ours
+    for text in blocks("sh"):
+        for line in text.splitlines():
+            if line.startswith("hurray-arrow"):
+                arguments = line.split("#")[0].split()[1:]
+                assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_demo_prints_what_the_readme_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [shown] = blocks("console")
+    command, *expected = shown.splitlines()
+    assert command == "$ make demo"
+    printed = CliRunner().invoke(app, ["demo"]).output
+    printed = printed.replace(f"{tmp_path}/", "")
+    printed = re.sub(r"  id: .*\n", "  id: …\n", re.sub(r"  created: .*\n", "  created: …\n", printed))
+    assert [line.rstrip() for line in printed.splitlines()] == expected
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text())
+    missing = [link for link in links if not (document.parent / link).exists()]
+    assert missing == []
+
+
+def test_every_document_is_found():
+    assert len(DOCUMENTS) >= 8
