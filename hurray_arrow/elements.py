@@ -10,6 +10,7 @@ Spec: wire format 4.
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias
@@ -26,6 +27,7 @@ Values: TypeAlias = npt.NDArray[Any]
 
 _SPEC = "wire format 4"
 _UINT8_MAX = 255
+_PRIVATE = struct.Struct("<I6B2xI2B2x")
 #: Field of the extension-type section and the largest value it holds.
 _PRIVATE_FIELDS = {
     "bit_width": UINT32_MAX,
@@ -81,6 +83,10 @@ class PrivateType:
             object.__setattr__(self, "packing_factor", factor)
         for name in _PRIVATE_FIELDS:
             object.__setattr__(self, name, operator.index(getattr(self, name)))
+
+    def encode(self) -> bytes:
+        """Return the 20 bytes of the extension-type section."""
+        return _PRIVATE.pack(*(getattr(self, name) for name in _PRIVATE_FIELDS))
 
     def validate(self) -> list[Problem]:
         """Return every rule of the extension-type section that the fields break.

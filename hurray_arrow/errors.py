@@ -50,6 +50,7 @@ class ProblemCode(StrEnum):
     FLAGS_RESERVED = "flags_reserved"
     INDEX_TYPE_INVALID = "index_type_invalid"
     KV_ROLE_INVALID = "kv_role_invalid"
+    LAYOUT_TAG_INVALID = "layout_tag_invalid"
     MEMORY_CLASS_INVALID = "memory_class_invalid"
     PAGED_AXIS_INVALID = "paged_axis_invalid"
     PAGE_SIZE_INVALID = "page_size_invalid"

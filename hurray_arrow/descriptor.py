@@ -1,0 +1,542 @@
+"""What a block-paged tensor says of itself, and its HRRY bytes.
+
+Decoding is strict; where it refuses what the reference implementation (pyhurray 0.1.0) accepts, the reason is in
+``tests/conformance/differences.py``. Kept although no writer of version 1.0 writes it:
+
+- a quantization section longer than its scheme (padding, or fields of a newer minor version) keeps its extra bytes;
+- bytes after the last section are kept as ``trailing`` from minor version 1 on, and refused at minor version 0.
+
+Spec: wire format 1; Additional Descriptor Fields; Quantization Compatibility; Alignment.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hurray_arrow._wire import Reader
+from hurray_arrow.elements import ElementType, PrivateType, element_type, validate_element_type
+from hurray_arrow.errors import (
+    InvalidDescriptorError,
+    Problem,
+    ProblemCode,
+    QuantizationError,
+    UnsupportedError,
+    WireFormatError,
+)
+from hurray_arrow.quantization import Quantization, read_quantization
+from hurray_arrow.sections import (
+    BufferHandle,
+    Statistics,
+    read_handle,
+    read_private_type,
+    read_statistics,
+    validate_handles,
+)
+from hurray_arrow.spec import (
+    BLOCK_PAGED_LAYOUT_TAG,
+    BLOCK_PAGED_RANK,
+    DYNAMIC_DIMENSION,
+    HEADER_BYTES,
+    INDEX_TYPE_BYTES,
+    INDEX_TYPES,
+    KNOWN_FLAGS,
+    KV_ROLES,
+    LAYOUT_NAMES,
+    MAGIC,
+    NOT_LAYER_SCOPED,
+    PRIVATE_TAGS,
+    UINT32_MAX,
+    UINT64_MAX,
+    VERSION_MAJOR,
+    VERSION_MINOR,
+    Flag,
+    IndexType,
+    KvRole,
+)
+
+__all__ = ["BlockPagedDescriptor", "BufferHandle", "Statistics"]
+
+BytesLike: TypeAlias = bytes | bytearray | memoryview
+
+_SPEC = "wire format 1"
+_PAGED_SPEC = "Additional Descriptor Fields"
+_MAX_BUFFERS = 255
+_LAYOUT_BUFFERS = 3
+_HEADER = struct.Struct("<4sBBIIBBI")
+_SHAPE = struct.Struct("<3QQ")
+_PAGED = struct.Struct("<IQIIBIB6x")
+#: Rules that the specification lets a permissive reader pass over (Storage Invariants 6).
+_TOLERABLE = frozenset({ProblemCode.PAGED_AXIS_INVALID})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPagedDescriptor:
+    """The descriptor of a block-paged tensor: immutable, and valid from the moment it exists.
+
+    Parameters
+    ----------
+    element_type
+        The element type, or its name, tag or dtype.
+    shape
+        ``(total_tokens, num_heads, head_dim)``.
+    page_size
+        Tokens in a page.
+    num_pages
+        Pages in the pool.
+    num_seqs
+        Sequences.
+    kv_role
+        Key, value or fused; also as its name.
+    layer_index
+        The layer; ``None`` where the tensor belongs to no layer.
+    index_type
+        Element type of block_table and seq_ptr; also as its name.
+    buffers
+        page_pool, block_table, seq_ptr, then the quantization parameters.
+    quantization
+        The scheme, if any.
+    statistics
+        What the producer computed of the values, if anything.
+    version_major, version_minor
+        Version of the descriptor format.
+    trailing
+        Unknown bytes of a newer minor version.
+    paged_axis
+        0; another value is only let through by ``permissive``.
+    permissive
+        Let pass what the specification lets a permissive reader pass; :meth:`validate` still reports it.
+
+    Raises
+    ------
+    InvalidDescriptorError
+        Everything that :meth:`validate` finds. A :class:`QuantizationError` where only the scheme is wrong.
+
+    Notes
+    -----
+    Spec: wire format 1; Additional Descriptor Fields.
+    """
+
+    element_type: ElementType
+    shape: tuple[int, int, int]
+    page_size: int
+    num_pages: int
+    num_seqs: int
+    kv_role: KvRole
+    layer_index: int | None = None
+    index_type: IndexType = IndexType.UINT32
+    buffers: tuple[BufferHandle, ...]
+    quantization: Quantization | None = None
+    statistics: Statistics | None = None
+    version_major: int = VERSION_MAJOR
+    version_minor: int = VERSION_MINOR
+    trailing: bytes = b""
+    paged_axis: int = 0
+    permissive: bool = field(default=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # numpy integers would wrap in later arithmetic, so only Python integers stay.
+        self._set("element_type", element_type(self.element_type))
+        self._set("shape", tuple(operator.index(size) for size in self.shape))
+        for name in ("page_size", "num_pages", "num_seqs", "version_major", "version_minor", "paged_axis"):
+            self._set(name, operator.index(getattr(self, name)))
+        if self.layer_index is not None:
+            self._set("layer_index", operator.index(self.layer_index))
+        self._set("kv_role", _member(KvRole, self.kv_role, KV_ROLES))
+        self._set("index_type", _member(IndexType, self.index_type, INDEX_TYPES))
+        self._set("buffers", tuple(self.buffers))
+        self._set("trailing", bytes(self.trailing))
+        self.check()
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    # -- what follows from the fields ------------------------------------------------------------------------------
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all sequences."""
+        return self.shape[0]
+
+    @property
+    def num_heads(self) -> int:
+        """Heads."""
+        return self.shape[1]
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.shape[2]
+
+    @property
+    def page_shape(self) -> tuple[int, int, int]:
+        """``(page_size, num_heads, head_dim)``."""
+        return (self.page_size, self.num_heads, self.head_dim)
+
+    @property
+    def page_elems(self) -> int:
+        """Elements in a page."""
+        return self.page_size * self.num_heads * self.head_dim
+
+    @property
+    def pool_elems(self) -> int:
+        """Elements in the page pool."""
+        return self.num_pages * self.page_elems
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes that the page pool must have (Storage Invariants 4)."""
+        return self.element_type.size_bytes(self.pool_elems)
+
+    @property
+    def index_dtype(self) -> np.dtype[Any]:
+        """The little-endian dtype of block_table and seq_ptr."""
+        return np.dtype(f"<u{INDEX_TYPE_BYTES[self.index_type]}")
+
+    @property
+    def total_logical_pages(self) -> int:
+        """Entries of block_table, from the size of its buffer."""
+        return self.buffers[1].byte_size // INDEX_TYPE_BYTES[self.index_type]
+
+    @property
+    def flags(self) -> Flag:
+        """The header's flags."""
+        flags = Flag(0)
+        if self.quantization is not None:
+            flags |= Flag.QUANTIZATION
+        if self.element_type.private is not None:
+            flags |= Flag.EXTENSION_TYPE
+        if self.statistics is not None:
+            flags |= Flag.STATISTICS
+        return flags
+
+    # -- rules -----------------------------------------------------------------------------------------------------
+
+    def validate(self) -> list[Problem]:
+        """Return every rule that the fields break.
+
+        The arrays are not looked at: see :mod:`hurray_arrow.invariants`.
+
+        Returns
+        -------
+        list of Problem
+            Empty for a valid descriptor. ``.field`` names the field in the specification's words.
+
+        Notes
+        -----
+        Spec: wire format 1 to 4; Additional Descriptor Fields; Quantization Compatibility; Alignment.
+        """
+        problems = [*self._broken_versions(), *validate_element_type(self.element_type), *self._broken_fields()]
+        problems += validate_handles(self.buffers)
+        if self.quantization is not None:
+            problems += self.quantization.validate(page_size=self.page_size, buffer_count=len(self.buffers))
+        if self.statistics is not None:
+            problems += self.statistics.validate()
+        return problems
+
+    def check(self) -> None:
+        """Raise what :meth:`validate` finds; what ``permissive`` tolerates does not count.
+
+        Raises
+        ------
+        InvalidDescriptorError
+            With all problems; a :class:`QuantizationError` where only the scheme is wrong.
+        """
+        problems = self.validate()
+        if self.permissive:
+            problems = [problem for problem in problems if problem.code not in _TOLERABLE]
+        if not problems:
+            return
+        only_quantization = all((problem.field or "").startswith("quantization") for problem in problems)
+        raise QuantizationError(problems) if only_quantization else InvalidDescriptorError(problems)
+
+    def _broken_versions(self) -> Iterator[Problem]:
+        if self.version_major != VERSION_MAJOR:
+            message = f"{self.version_major}, expected {VERSION_MAJOR}"
+            yield _problem(ProblemCode.VERSION_UNSUPPORTED, "version_major", message)
+        if not 0 <= self.version_minor <= 255:
+            yield _problem(ProblemCode.FIELD_OUT_OF_RANGE, "version_minor", f"{self.version_minor} is not in 0…255")
+        if self.trailing and self.version_minor <= VERSION_MINOR:
+            message = f"{len(self.trailing)} bytes after the last section, in version 1.{self.version_minor}"
+            yield _problem(ProblemCode.TRAILING_DATA, "trailing", message)
+
+    def _broken_fields(self) -> Iterator[Problem]:
+        if len(self.shape) != BLOCK_PAGED_RANK:
+            yield _problem(ProblemCode.RANK_INVALID, "rank", f"{len(self.shape)}, expected 3", "Description")
+        for axis, size in enumerate(self.shape):
+            if size == DYNAMIC_DIMENSION:
+                message = "the dynamic dimension: no sizes can be computed"
+                yield _problem(ProblemCode.DYNAMIC_DIMENSION, f"shape[{axis}]", message)
+            elif not 0 <= size < DYNAMIC_DIMENSION:
+                yield _problem(ProblemCode.FIELD_OUT_OF_RANGE, f"shape[{axis}]", f"{size} is no uint64")
+        if not 1 <= self.page_size <= UINT32_MAX:
+            message = f"{self.page_size}, expected 1…{UINT32_MAX}"
+            yield _problem(ProblemCode.PAGE_SIZE_INVALID, "page_size", message, _PAGED_SPEC)
+        limits = {"num_pages": UINT64_MAX, "num_seqs": UINT32_MAX, "layer_index": NOT_LAYER_SCOPED - 1}
+        for name, largest in limits.items():
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= largest:
+                message = f"{value} is not in 0…{largest}"
+                yield _problem(ProblemCode.FIELD_OUT_OF_RANGE, name, message, _PAGED_SPEC)
+        if self.paged_axis != 0:
+            message = f"{self.paged_axis}, expected 0"
+            yield _problem(ProblemCode.PAGED_AXIS_INVALID, "paged_axis", message, "Storage Invariants 6")
+        if self.kv_role not in tuple(KvRole):
+            message = f"{self.kv_role!r}, expected one of {', '.join(KV_ROLES)}"
+            yield _problem(ProblemCode.KV_ROLE_INVALID, "kv_role", message, _PAGED_SPEC)
+        if self.index_type not in tuple(IndexType):
+            message = f"{self.index_type!r}, expected one of {', '.join(INDEX_TYPES)}"
+            yield _problem(ProblemCode.INDEX_TYPE_INVALID, "block_table_index_type", message, _PAGED_SPEC)
+        if len(self.buffers) < _LAYOUT_BUFFERS:
+            message = f"{len(self.buffers)}, expected at least 3"
+            yield _problem(ProblemCode.BUFFER_COUNT_TOO_SMALL, "buffer_count", message, "Buffer Table")
+        if len(self.buffers) > _MAX_BUFFERS:
+            message = f"{len(self.buffers)} buffers, expected at most {_MAX_BUFFERS}"
+            yield _problem(ProblemCode.FIELD_OUT_OF_RANGE, "buffer_count", message, "Buffer Table")
+
+    # -- bytes -----------------------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        """Return the descriptor's HRRY bytes, the same that it was decoded from.
+
+        Notes
+        -----
+        Spec: wire format 1.
+        """
+        layer_index = NOT_LAYER_SCOPED if self.layer_index is None else self.layer_index
+        paged = _PAGED.pack(
+            self.page_size,
+            self.num_pages,
+            self.paged_axis,
+            self.num_seqs,
+            self.kv_role,
+            layer_index,
+            self.index_type,
+        )
+        parts = [_SHAPE.pack(*self.shape, 0), paged, bytes([len(self.buffers)])]
+        parts += [handle.encode() for handle in self.buffers]
+        if self.quantization is not None:
+            section = self.quantization.encode()
+            parts += [struct.pack("<I", len(section)), section]
+        if self.statistics is not None:
+            parts.append(self.statistics.encode())
+        if self.element_type.private is not None:
+            parts.append(self.element_type.private.encode())
+        parts.append(self.trailing)
+        body = b"".join(parts)
+        header = _HEADER.pack(
+            MAGIC,
+            self.version_major,
+            self.version_minor,
+            HEADER_BYTES + len(body),
+            self.flags,
+            self.element_type.tag,
+            BLOCK_PAGED_LAYOUT_TAG,
+            BLOCK_PAGED_RANK,
+        )
+        return header + body
+
+    @classmethod
+    def decode(cls, data: BytesLike, *, permissive: bool = False) -> BlockPagedDescriptor:
+        """Decode exactly one descriptor.
+
+        Parameters
+        ----------
+        data
+            The descriptor's bytes and no more; nothing of them is kept.
+        permissive
+            Let pass what the specification lets a permissive reader pass: a paged_axis that is not 0.
+
+        Returns
+        -------
+        BlockPagedDescriptor
+
+        Raises
+        ------
+        WireFormatError
+            With every problem that was found, the first in the bytes first; ``trailing_data`` where bytes follow
+            the descriptor.
+        UnsupportedError
+            The descriptor is of another layout, which the message names.
+
+        Notes
+        -----
+        Spec: wire format 1.
+        """
+        descriptor, length = cls.decode_prefix(data, permissive=permissive)
+        size = memoryview(data).nbytes
+        if size != length:
+            message = f"{size - length} bytes follow the descriptor of {length} bytes"
+            problem = Problem(ProblemCode.TRAILING_DATA, "descriptor", message, _SPEC, length, "trailing")
+            raise WireFormatError(problem)
+        return descriptor
+
+    @classmethod
+    def decode_prefix(cls, data: BytesLike, *, permissive: bool = False) -> tuple[BlockPagedDescriptor, int]:
+        """Decode the descriptor that ``data`` begins with.
+
+        Parameters
+        ----------
+        data
+            A descriptor and whatever follows it, such as the rest of a stream; nothing of it is kept.
+        permissive
+            As for :meth:`decode`.
+
+        Returns
+        -------
+        descriptor : BlockPagedDescriptor
+        length : int
+            Bytes of the descriptor.
+
+        Raises
+        ------
+        WireFormatError, UnsupportedError
+            As :meth:`decode`, except that bytes may follow.
+        """
+        reader = Reader(memoryview(data).cast("B"))
+        minor, flags, tag = _read_header(reader)
+        values = _read_body(reader, flags, tag)
+        descriptor = cls._unchecked(version_minor=minor, permissive=permissive, **values)
+        known = {(problem.code, problem.field) for problem in reader.problems}
+        for problem in descriptor.validate():
+            tolerated = permissive and problem.code in _TOLERABLE
+            if not tolerated and (problem.code, problem.field) not in known:
+                reader.problems.append(reader.place(problem))
+        if reader.problems:
+            raise reader.error()
+        return descriptor, reader.end
+
+    @classmethod
+    def _unchecked(cls, **values: Any) -> BlockPagedDescriptor:
+        """Return a descriptor whose rules nobody checked yet, so that all broken ones can be reported at once."""
+        descriptor = object.__new__(cls)
+        for each in fields(cls):
+            descriptor._set(each.name, values.get(each.name, each.default))
+        return descriptor
+
+
+def _problem(code: ProblemCode, name: str, message: str, spec: str = _SPEC) -> Problem:
+    return Problem(code, f"descriptor.{name}", message, spec, field=name)
+
+
+def _member(kind: type[KvRole | IndexType], value: Any, names: dict[str, Any]) -> Any:
+    """Return the enum's member, or the value itself for :meth:`BlockPagedDescriptor.validate` to report."""
+    value = names.get(value, value) if isinstance(value, str) else value
+    return kind(value) if value in tuple(kind) else value
+
+
+def _read_header(reader: Reader) -> tuple[int, int, int]:
+    """Read the fixed header; return version_minor, flags and type_tag. Raises at once where the rest cannot be read."""
+    magic = reader.take(4, "magic")
+    if magic != MAGIC:
+        reader.add(ProblemCode.BAD_MAGIC, "magic", f"{magic.hex()}, expected {MAGIC.hex()} (HRRY)")
+        raise reader.error()
+    major = reader.scalar("u8", "version_major")
+    if major != VERSION_MAJOR:
+        reader.add(ProblemCode.VERSION_UNSUPPORTED, "version_major", f"{major}, expected {VERSION_MAJOR}")
+        raise reader.error()
+    minor: int = reader.scalar("u8", "version_minor")
+    length = reader.scalar("u32", "descriptor_length")
+    if length < HEADER_BYTES:
+        reader.add(ProblemCode.DESCRIPTOR_LENGTH_INVALID, "descriptor_length", f"{length}, expected at least 20")
+        raise reader.error()
+    if length > reader.end:
+        message = f"{length} bytes, there are {reader.end}"
+        reader.add(ProblemCode.TRUNCATED, "descriptor_length", message)
+        raise reader.error()
+    reader.end = length
+    flags: int = reader.scalar("u32", "flags")
+    tag: int = reader.scalar("u8", "type_tag")
+    if flags & ~KNOWN_FLAGS:
+        reader.add(ProblemCode.FLAGS_RESERVED, "flags", f"0x{flags:08X} has reserved bits")
+    _check_layout(reader, reader.scalar("u8", "layout_tag"))
+    return minor, flags, tag
+
+
+def _check_layout(reader: Reader, tag: int) -> None:
+    if tag == BLOCK_PAGED_LAYOUT_TAG:
+        return
+    if tag in LAYOUT_NAMES or tag in PRIVATE_TAGS:
+        name = LAYOUT_NAMES.get(tag, "private")
+        raise UnsupportedError(f"a descriptor of the {name} layout (0x{tag:02X}), only block-paged (0x0A) is read")
+    reader.add(ProblemCode.LAYOUT_TAG_INVALID, "layout_tag", f"0x{tag:02X} is no layout of version 1.0")
+    raise reader.error()
+
+
+def _read_body(reader: Reader, flags: int, tag: int) -> dict[str, Any]:
+    """Read everything after layout_tag; note what is wrong on the wire and return the values of the fields."""
+    if flags & Flag.SHARD:
+        reader.add(ProblemCode.SHARD_PRESENT, "flags", "a shard section, not allowed for block-paged", spec="Sharding")
+    if flags & Flag.COMPOSITE_MEMBER:
+        reader.add(ProblemCode.COMPOSITE_MEMBER_PRESENT, "flags", "a composite-member section", spec="wire format 2")
+    rank = reader.scalar("u32", "rank")
+    if rank != BLOCK_PAGED_RANK:
+        reader.add(ProblemCode.RANK_INVALID, "rank", f"{rank}, expected 3", spec="Description")
+    if reader.problems:
+        # Where the sections lie is unknown from here on.
+        raise reader.error()
+    values: dict[str, Any] = {"shape": tuple(reader.scalar("u64", f"shape[{axis}]") for axis in range(rank))}
+    byte_offset = reader.scalar("u64", "byte_offset")
+    if byte_offset:
+        reader.add(ProblemCode.BYTE_OFFSET_NOT_ZERO, "byte_offset", f"{byte_offset}, expected 0", spec="byte_offset")
+    values |= _read_paged_fields(reader)
+    count = reader.scalar("u8", "buffer_count")
+    values["buffers"] = tuple(read_handle(reader, index) for index in range(count))
+    if flags & Flag.QUANTIZATION:
+        values["quantization"] = _read_quantization_section(reader)
+    if flags & Flag.STATISTICS:
+        values["statistics"] = read_statistics(reader)
+    private = read_private_type(reader) if flags & Flag.EXTENSION_TYPE else None
+    values["element_type"] = _read_element_type(reader, tag, private)
+    values["trailing"] = reader.take(reader.end - reader.position, "trailing")
+    return values
+
+
+def _read_paged_fields(reader: Reader) -> dict[str, Any]:
+    values = {
+        "page_size": reader.scalar("u32", "page_size"),
+        "num_pages": reader.scalar("u64", "num_pages"),
+        "paged_axis": reader.scalar("u32", "paged_axis"),
+        "num_seqs": reader.scalar("u32", "num_seqs"),
+        "kv_role": _member(KvRole, reader.scalar("u8", "kv_role"), KV_ROLES),
+    }
+    layer_index = reader.scalar("u32", "layer_index")
+    values["layer_index"] = None if layer_index == NOT_LAYER_SCOPED else layer_index
+    index_type = reader.scalar("u8", "block_table_index_type")
+    values["index_type"] = _member(IndexType, index_type, INDEX_TYPES)
+    reader.zeros(6, "_reserved", spec=_PAGED_SPEC)
+    return values
+
+
+def _read_quantization_section(reader: Reader) -> Quantization | None:
+    length = reader.scalar("u32", "quantization_length")
+    start, end = reader.position, reader.end
+    if length > end - start:
+        message = f"{length} bytes, the descriptor ends after {end - start}"
+        reader.add(ProblemCode.QUANTIZATION_LENGTH_INVALID, "quantization_length", message, spec="wire format 3")
+        raise reader.error()
+    reader.end = start + length
+    scheme = read_quantization(reader, start)
+    reader.end = end
+    return scheme
+
+
+def _read_element_type(reader: Reader, tag: int, private: PrivateType | None) -> ElementType:
+    """Return the element type; uint8 where there is none, so that the other fields can still be checked."""
+    if (tag in PRIVATE_TAGS) != (private is not None):
+        state = "set" if private else "not set"
+        message = f"the extension-type flag is {state} for type tag 0x{tag:02X}"
+        reader.add(ProblemCode.EXTENSION_FLAG_MISMATCH, "flags", message, spec="wire format 4")
+        return element_type("uint8")
+    if private is not None:
+        return ElementType(tag, f"private_0x{tag:02X}", private.bit_width, private)
+    try:
+        return element_type(tag)
+    except InvalidDescriptorError as error:
+        reader.add(ProblemCode.ELEMENT_TYPE_INVALID, "type_tag", error.problems[0].message, spec="wire format 4")
+        return element_type("uint8")
