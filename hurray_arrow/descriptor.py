@@ -20,22 +20,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hurray_arrow._wire import Reader
-from hurray_arrow.elements import ElementType, PrivateType, element_type, validate_element_type
+from hurray_arrow.codec import member_or_value, read_body, read_header
+from hurray_arrow.elements import ElementType, element_type, validate_element_type
 from hurray_arrow.errors import (
     InvalidDescriptorError,
     Problem,
     ProblemCode,
     QuantizationError,
-    UnsupportedError,
     WireFormatError,
 )
-from hurray_arrow.quantization import Quantization, read_quantization
+from hurray_arrow.quantization import Quantization
 from hurray_arrow.sections import (
     BufferHandle,
     Statistics,
-    read_handle,
-    read_private_type,
-    read_statistics,
     validate_handles,
 )
 from hurray_arrow.spec import (
@@ -45,12 +42,9 @@ from hurray_arrow.spec import (
     HEADER_BYTES,
     INDEX_TYPE_BYTES,
     INDEX_TYPES,
-    KNOWN_FLAGS,
     KV_ROLES,
-    LAYOUT_NAMES,
     MAGIC,
     NOT_LAYER_SCOPED,
-    PRIVATE_TAGS,
     UINT32_MAX,
     UINT64_MAX,
     VERSION_MAJOR,
@@ -147,8 +141,8 @@ class BlockPagedDescriptor:
             self._set(name, operator.index(getattr(self, name)))
         if self.layer_index is not None:
             self._set("layer_index", operator.index(self.layer_index))
-        self._set("kv_role", _member(KvRole, self.kv_role, KV_ROLES))
-        self._set("index_type", _member(IndexType, self.index_type, INDEX_TYPES))
+        self._set("kv_role", member_or_value(KvRole, self.kv_role, KV_ROLES))
+        self._set("index_type", member_or_value(IndexType, self.index_type, INDEX_TYPES))
         self._set("buffers", tuple(self.buffers))
         self._set("trailing", bytes(self.trailing))
         self.check()
@@ -399,8 +393,8 @@ class BlockPagedDescriptor:
             As :meth:`decode`, except that bytes may follow.
         """
         reader = Reader(memoryview(data).cast("B"))
-        minor, flags, tag = _read_header(reader)
-        values = _read_body(reader, flags, tag)
+        minor, flags, tag = read_header(reader)
+        values = read_body(reader, flags, tag)
         descriptor = cls._unchecked(version_minor=minor, permissive=permissive, **values)
         known = {(problem.code, problem.field) for problem in reader.problems}
         for problem in descriptor.validate():
@@ -422,121 +416,3 @@ class BlockPagedDescriptor:
 
 def _problem(code: ProblemCode, name: str, message: str, spec: str = _SPEC) -> Problem:
     return Problem(code, f"descriptor.{name}", message, spec, field=name)
-
-
-def _member(kind: type[KvRole | IndexType], value: Any, names: dict[str, Any]) -> Any:
-    """Return the enum's member, or the value itself for :meth:`BlockPagedDescriptor.validate` to report."""
-    value = names.get(value, value) if isinstance(value, str) else value
-    return kind(value) if value in tuple(kind) else value
-
-
-def _read_header(reader: Reader) -> tuple[int, int, int]:
-    """Read the fixed header; return version_minor, flags and type_tag. Raises at once where the rest cannot be read."""
-    magic = reader.take(4, "magic")
-    if magic != MAGIC:
-        reader.add(ProblemCode.BAD_MAGIC, "magic", f"{magic.hex()}, expected {MAGIC.hex()} (HRRY)")
-        raise reader.error()
-    major = reader.scalar("u8", "version_major")
-    if major != VERSION_MAJOR:
-        reader.add(ProblemCode.VERSION_UNSUPPORTED, "version_major", f"{major}, expected {VERSION_MAJOR}")
-        raise reader.error()
-    minor: int = reader.scalar("u8", "version_minor")
-    length = reader.scalar("u32", "descriptor_length")
-    if length < HEADER_BYTES:
-        reader.add(ProblemCode.DESCRIPTOR_LENGTH_INVALID, "descriptor_length", f"{length}, expected at least 20")
-        raise reader.error()
-    if length > reader.end:
-        message = f"{length} bytes, there are {reader.end}"
-        reader.add(ProblemCode.TRUNCATED, "descriptor_length", message)
-        raise reader.error()
-    reader.end = length
-    flags: int = reader.scalar("u32", "flags")
-    tag: int = reader.scalar("u8", "type_tag")
-    if flags & ~KNOWN_FLAGS:
-        reader.add(ProblemCode.FLAGS_RESERVED, "flags", f"0x{flags:08X} has reserved bits")
-    _check_layout(reader, reader.scalar("u8", "layout_tag"))
-    return minor, flags, tag
-
-
-def _check_layout(reader: Reader, tag: int) -> None:
-    if tag == BLOCK_PAGED_LAYOUT_TAG:
-        return
-    if tag in LAYOUT_NAMES or tag in PRIVATE_TAGS:
-        name = LAYOUT_NAMES.get(tag, "private")
-        raise UnsupportedError(f"a descriptor of the {name} layout (0x{tag:02X}), only block-paged (0x0A) is read")
-    reader.add(ProblemCode.LAYOUT_TAG_INVALID, "layout_tag", f"0x{tag:02X} is no layout of version 1.0")
-    raise reader.error()
-
-
-def _read_body(reader: Reader, flags: int, tag: int) -> dict[str, Any]:
-    """Read everything after layout_tag; note what is wrong on the wire and return the values of the fields."""
-    if flags & Flag.SHARD:
-        reader.add(ProblemCode.SHARD_PRESENT, "flags", "a shard section, not allowed for block-paged", spec="Sharding")
-    if flags & Flag.COMPOSITE_MEMBER:
-        reader.add(ProblemCode.COMPOSITE_MEMBER_PRESENT, "flags", "a composite-member section", spec="wire format 2")
-    rank = reader.scalar("u32", "rank")
-    if rank != BLOCK_PAGED_RANK:
-        reader.add(ProblemCode.RANK_INVALID, "rank", f"{rank}, expected 3", spec="Description")
-    if reader.problems:
-        # Where the sections lie is unknown from here on.
-        raise reader.error()
-    values: dict[str, Any] = {"shape": tuple(reader.scalar("u64", f"shape[{axis}]") for axis in range(rank))}
-    byte_offset = reader.scalar("u64", "byte_offset")
-    if byte_offset:
-        reader.add(ProblemCode.BYTE_OFFSET_NOT_ZERO, "byte_offset", f"{byte_offset}, expected 0", spec="byte_offset")
-    values |= _read_paged_fields(reader)
-    count = reader.scalar("u8", "buffer_count")
-    values["buffers"] = tuple(read_handle(reader, index) for index in range(count))
-    if flags & Flag.QUANTIZATION:
-        values["quantization"] = _read_quantization_section(reader)
-    if flags & Flag.STATISTICS:
-        values["statistics"] = read_statistics(reader)
-    private = read_private_type(reader) if flags & Flag.EXTENSION_TYPE else None
-    values["element_type"] = _read_element_type(reader, tag, private)
-    values["trailing"] = reader.take(reader.end - reader.position, "trailing")
-    return values
-
-
-def _read_paged_fields(reader: Reader) -> dict[str, Any]:
-    values = {
-        "page_size": reader.scalar("u32", "page_size"),
-        "num_pages": reader.scalar("u64", "num_pages"),
-        "paged_axis": reader.scalar("u32", "paged_axis"),
-        "num_seqs": reader.scalar("u32", "num_seqs"),
-        "kv_role": _member(KvRole, reader.scalar("u8", "kv_role"), KV_ROLES),
-    }
-    layer_index = reader.scalar("u32", "layer_index")
-    values["layer_index"] = None if layer_index == NOT_LAYER_SCOPED else layer_index
-    index_type = reader.scalar("u8", "block_table_index_type")
-    values["index_type"] = _member(IndexType, index_type, INDEX_TYPES)
-    reader.zeros(6, "_reserved", spec=_PAGED_SPEC)
-    return values
-
-
-def _read_quantization_section(reader: Reader) -> Quantization | None:
-    length = reader.scalar("u32", "quantization_length")
-    start, end = reader.position, reader.end
-    if length > end - start:
-        message = f"{length} bytes, the descriptor ends after {end - start}"
-        reader.add(ProblemCode.QUANTIZATION_LENGTH_INVALID, "quantization_length", message, spec="wire format 3")
-        raise reader.error()
-    reader.end = start + length
-    scheme = read_quantization(reader, start)
-    reader.end = end
-    return scheme
-
-
-def _read_element_type(reader: Reader, tag: int, private: PrivateType | None) -> ElementType:
-    """Return the element type; uint8 where there is none, so that the other fields can still be checked."""
-    if (tag in PRIVATE_TAGS) != (private is not None):
-        state = "set" if private else "not set"
-        message = f"the extension-type flag is {state} for type tag 0x{tag:02X}"
-        reader.add(ProblemCode.EXTENSION_FLAG_MISMATCH, "flags", message, spec="wire format 4")
-        return element_type("uint8")
-    if private is not None:
-        return ElementType(tag, f"private_0x{tag:02X}", private.bit_width, private)
-    try:
-        return element_type(tag)
-    except InvalidDescriptorError as error:
-        reader.add(ProblemCode.ELEMENT_TYPE_INVALID, "type_tag", error.problems[0].message, spec="wire format 4")
-        return element_type("uint8")

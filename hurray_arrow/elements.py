@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
+from hurray_arrow.packing import codes_at, pack_codes, packed_size_bytes, unpack_codes
 from hurray_arrow.spec import PRIVATE_TAGS, UINT32_MAX
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -170,10 +171,7 @@ class ElementType:
         -----
         Spec: wire format 4, packing; Storage Invariants 4.
         """
-        count = operator.index(count)
-        if self.bits == 6:
-            return -(-count // 4) * 3
-        return -(-count * self.bits // 8)
+        return packed_size_bytes(operator.index(count), self.bits)
 
     def page_bytes(self, page_elems: int) -> int | None:
         """Return the bytes of a page of ``page_elems`` elements; ``None`` where that is no whole number of bytes."""
@@ -209,16 +207,7 @@ class ElementType:
         if values.dtype != expected:
             message = f"dtype {values.dtype}, expected {expected}: convert with values.astype({expected.name!r})"
             raise InvariantError(Problem(ProblemCode.BUFFER_DTYPE, "values", message, _SPEC))
-        mask = np.uint8((1 << self.bits) - 1)
-        codes = np.ascontiguousarray(values).reshape(-1).view(np.uint8) & mask
-        if self.bits == 6:
-            return _pack6(codes, self.size_bytes(codes.size))
-        per_byte = 8 // self.bits
-        out = np.zeros(self.size_bytes(codes.size), np.uint8)
-        for place in range(per_byte):
-            part = codes[place::per_byte]
-            out[: part.size] |= part << np.uint8(place * self.bits)
-        return out
+        return pack_codes(np.ascontiguousarray(values).reshape(-1).view(np.uint8), self.bits)
 
     def unpack(self, raw: Bytes, count: int, *, start: int = 0) -> Values:
         """Unpack ``count`` elements from element ``start`` on.
@@ -250,14 +239,7 @@ class ElementType:
         count, start = operator.index(count), operator.index(start)
         if count < 0 or start < 0 or -(-(start + count) * self.bits // 8) > raw.size:
             raise IndexError(f"elements {start} to {start + count} of {self.name} are not in {raw.size} bytes")
-        # Whole groups of elements that start on a byte: 4 of 6 bits in 3 bytes, else one byte.
-        group_elems, group_bytes = (4, 3) if self.bits == 6 else (8 // self.bits, 1)
-        first = start // group_elems
-        last = -(-(start + count) // group_elems)
-        groups = raw[first * group_bytes : last * group_bytes]
-        codes = _unpack6(groups, last - first) if self.bits == 6 else self._split_bytes(groups)
-        skipped = start - first * group_elems
-        return self._values(codes[skipped : skipped + count])
+        return self._values(unpack_codes(raw, self.bits, start=start, count=count))
 
     def unpack_at(self, raw: Bytes, indices: npt.NDArray[np.int64]) -> Values:
         """Gather elements out of a packed pool.
@@ -288,50 +270,15 @@ class ElementType:
         self._require_packed()
         if indices.size and int(indices.min()) < 0:
             raise IndexError(f"element {int(indices.min())} of {self.name}: negative")
-        bit = indices * np.int64(self.bits)
-        place, shift = bit >> 3, (bit & 7).astype(np.uint8)
-        codes = raw[place] >> shift
-        if self.bits == 6:
-            crossing = shift > 2
-            codes[crossing] |= raw[place[crossing] + 1] << (np.uint8(8) - shift[crossing])
-        return self._values(codes & np.uint8((1 << self.bits) - 1))
+        return self._values(codes_at(raw, self.bits, indices))
 
     def _require_packed(self) -> None:
         if not self.is_packed:
             raise UnsupportedError(f"{self.name} has whole bytes and is not packed: use array.view(pool_dtype)")
 
-    def _split_bytes(self, raw: Bytes) -> Bytes:
-        shifts = np.arange(0, 8, self.bits, dtype=np.uint8)
-        mask = np.uint8((1 << self.bits) - 1)
-        return ((raw[:, np.newaxis] >> shifts) & mask).reshape(-1)
-
     def _values(self, codes: Bytes) -> Values:
         # ml_dtypes keeps a narrow value in the low bits of its byte and extends the sign itself.
         return codes if self.dtype is None else codes.view(self.dtype)
-
-
-def _pack6(codes: Bytes, size_bytes: int) -> Bytes:
-    groups = np.zeros((size_bytes // 3, 4), np.uint8)
-    groups.reshape(-1)[: codes.size] = codes
-    c0, c1, c2, c3 = groups.T
-    out = np.empty((size_bytes // 3, 3), np.uint8)
-    out[:, 0] = c0 | c1 << np.uint8(6)
-    out[:, 1] = c1 >> np.uint8(2) | c2 << np.uint8(4)
-    out[:, 2] = c2 >> np.uint8(4) | c3 << np.uint8(2)
-    return out.reshape(-1)
-
-
-def _unpack6(raw: Bytes, groups: int) -> Bytes:
-    # The last group may be cut: its missing bytes belong to elements that nobody asked for.
-    if raw.size < groups * 3:
-        raw = np.concatenate([raw, np.zeros(groups * 3 - raw.size, np.uint8)])
-    b0, b1, b2 = raw.reshape(-1, 3).T
-    codes = np.empty((groups, 4), np.uint8)
-    codes[:, 0] = b0
-    codes[:, 1] = b0 >> np.uint8(6) | b1 << np.uint8(2)
-    codes[:, 2] = b1 >> np.uint8(4) | b2 << np.uint8(4)
-    codes[:, 3] = b2 >> np.uint8(2)
-    return (codes & np.uint8(0x3F)).reshape(-1)
 
 
 _BUILT_IN: tuple[tuple[int, str, int, Any], ...] = (
