@@ -9,13 +9,14 @@ Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import Problem, ProblemCode
+from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, Quantization
 from hurray_arrow.sequences import Sequences, UInt64Array
 from hurray_arrow.spec import UINT64_MAX
 
@@ -82,7 +83,9 @@ def validate_tables(block_table: IndexArray, seq_ptr: IndexArray, *, num_pages: 
     return problems + validate_page_ids(block_table, num_pages=num_pages)
 
 
-def validate_page_ids(page_ids: IndexArray, *, num_pages: int, first: int = 0) -> list[Problem]:
+def validate_page_ids(
+    page_ids: IndexArray, *, num_pages: int, name: str = "block_table", first: int = 0
+) -> list[Problem]:
     """Check that every page id names a page of the pool.
 
     Parameters
@@ -91,8 +94,8 @@ def validate_page_ids(page_ids: IndexArray, *, num_pages: int, first: int = 0) -
         Integers ``[n]``: block_table, or a run of it.
     num_pages
         Size of the pool in pages.
-    first
-        Place of ``page_ids[0]`` in block_table, for the message.
+    name, first
+        Where the ids stand and the place there of the first, for the message.
 
     Returns
     -------
@@ -109,7 +112,7 @@ def validate_page_ids(page_ids: IndexArray, *, num_pages: int, first: int = 0) -
         np.flatnonzero(high | (page_ids < 0)),
         ProblemCode.PAGE_ID_OUT_OF_RANGE,
         "Storage Invariants 3",
-        say=lambda k: (f"block_table[{first + k}]", f"page id {page_ids[k]}, expected < num_pages {num_pages}"),
+        say=lambda k: (f"{name}[{first + k}]", f"page id {page_ids[k]}, expected < num_pages {num_pages}"),
     )
 
 
@@ -137,6 +140,45 @@ def validate_pool_padding(pool_bytes: npt.NDArray[np.uint8], *, used_bits: int) 
         return []
     message = f"bits behind bit {used_bits} are set, expected 0"
     return [Problem(ProblemCode.PAGE_POOL_PADDING, f"page_pool byte {first}", message, "wire format 4")]
+
+
+def validate_parameters(
+    quantization: Quantization | None,
+    sizes_bytes: Sequence[int],
+    *,
+    shape: tuple[int, int, int],
+    num_pages: int,
+    page_size: int,
+) -> list[Problem]:
+    """Check that the quantization parameters have the sizes that the scheme gives them.
+
+    Parameters
+    ----------
+    quantization
+        The scheme; ``None`` and schemes without a rule have nothing to check.
+    sizes_bytes
+        Sizes of buffers 3, 4, ….
+    shape, num_pages, page_size
+        As the descriptor says.
+
+    Returns
+    -------
+    list of Problem
+        Code ``quantization_buffer_size``.
+
+    Spec: block-paged layout, Storage Invariants 5 and Quantization Compatibility.
+    """
+    if quantization is None:
+        return []
+    problems = []
+    expected_sizes = quantization.parameter_sizes(shape, num_pages, page_size)
+    for index, expected in sorted(expected_sizes.items()):
+        size = sizes_bytes[index - FIRST_PARAMETER_BUFFER]
+        if size != expected:
+            message = f"{size} bytes, expected {expected} for scheme {quantization.scheme}"
+            code = ProblemCode.QUANTIZATION_BUFFER_SIZE
+            problems.append(Problem(code, f"buffers[{index}]", message, "Storage Invariants 5"))
+    return problems
 
 
 def validate_total_tokens(total_tokens: int, *, total_logical_pages: int, page_size: int) -> list[Problem]:
@@ -203,7 +245,9 @@ def validate_sequences(
     pages = _pages_per_sequence(seq_ptr)
     lens, known = _effective_lengths(sequences if "seq_lens" in sized else Sequences(), num_seqs, total_tokens)
     if "seq_lens" in sized:
-        problems += _length_problems(lens, known, pages, page_size=page_size, total_tokens=total_tokens)
+        problems += _length_problems(
+            sequences, lens, known, pages=pages, page_size=page_size, total_tokens=total_tokens
+        )
     if "page_positions" in sized:
         problems += _position_problems(sequences, pages, page_size=page_size)
     if "token_ids" in sized:
@@ -229,7 +273,7 @@ def _effective_lengths(sequences: Sequences, num_seqs: int, total_tokens: int) -
 
 
 def _length_problems(
-    lens: UInt64Array, known: BoolArray, pages: UInt64Array, *, page_size: int, total_tokens: int
+    sequences: Sequences, lens: UInt64Array, known: BoolArray, *, pages: UInt64Array, page_size: int, total_tokens: int
 ) -> list[Problem]:
     # Rounded up without adding to a value that may be 2**64 - 1.
     needed = lens // np.uint64(page_size) + (lens % np.uint64(page_size) != 0)
@@ -242,8 +286,7 @@ def _length_problems(
             f"{lens[s]} tokens, expected <= {pages[s]} pages × page_size {page_size} = {int(pages[s]) * page_size}",
         ),
     )
-    # Summed in halves: neither wraps below 2**32 sequences.
-    total = (int((lens >> np.uint64(32)).sum()) << 32) + int((lens & np.uint64(0xFFFFFFFF)).sum())
+    total = sequences.recorded_tokens()
     complete = bool(known.all())
     if total > total_tokens or (complete and total != total_tokens):
         expected = f"total_tokens {total_tokens}" if complete else f"<= total_tokens {total_tokens}, some are unknown"
@@ -258,12 +301,12 @@ def _position_problems(sequences: Sequences, pages: UInt64Array, *, page_size: i
     arrays = [entry for entry in facts if entry is not None]
     sizes = np.fromiter(map(len, arrays), np.uint64, len(arrays))
     problems = _listed(
-        present[sizes != pages[present]],
+        np.flatnonzero(sizes != pages[present]),
         ProblemCode.PAGE_POSITIONS_INVALID,
         _FACTS_SPEC,
-        say=lambda s: (
-            f"page_positions[{s}]",
-            f"{len(facts[s] or ())} positions, expected one per stored page ({pages[s]})",
+        say=lambda k: (
+            f"page_positions[{present[k]}]",
+            f"{sizes[k]} positions, expected one per stored page ({pages[present[k]]})",
         ),
     )
     flat = np.concatenate([*arrays, np.empty(0, np.uint64)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,19 @@ class MediaSpan:
             span = f"[{self.first_token}, {self.first_token + self.num_tokens})"
             message = f"tokens {span}, expected a range within uint64"
             raise InvariantError(Problem(ProblemCode.MEDIA_SPAN_INVALID, "media", message, _SPEC))
+
+
+class SequenceFacts(TypedDict, total=False):
+    """The arguments of :class:`Sequences`, for constructors that pass them on."""
+
+    seq_lens: npt.NDArray[Any] | Sequence[int | None] | None
+    seq_lens_known: npt.NDArray[np.bool_] | Sequence[bool] | None
+    ids: Iterable[str | None] | None
+    token_ids: Iterable[Integers | None] | None
+    page_positions: Iterable[Integers | None] | None
+    adapter: Iterable[str | None] | None
+    tenant: Iterable[str | None] | None
+    media: Iterable[Iterable[MediaSpan] | None] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False, repr=False)
@@ -148,6 +161,14 @@ class Sequences:
             return None
         return int(self.seq_lens[seq])
 
+    def recorded_tokens(self) -> int:
+        """Give the sum of the lengths that are known, in tokens."""
+        if self.seq_lens is None:
+            return 0
+        # Summed in halves: neither wraps below 2**32 sequences.
+        high, low = self.seq_lens >> np.uint64(32), self.seq_lens & np.uint64(0xFFFFFFFF)
+        return (int(high.sum()) << 32) + int(low.sum())
+
     def sizes(self) -> dict[str, int]:
         """Give the number of entries of each fact that is there."""
         return {name: len(getattr(self, name)) for name in FACT_NAMES if getattr(self, name) is not None}
@@ -165,28 +186,58 @@ def _refuse(code: ProblemCode, where: str, message: str) -> InvariantError:
     return InvariantError(Problem(code, where, message, _SPEC))
 
 
-def _unsigned(values: Integers, where: str, dtype: type[_Unsigned]) -> npt.NDArray[_Unsigned]:
-    """Take integers by value: a read-only view where the type already fits, a new array otherwise."""
+def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Give a read-only view as a plain ndarray; it keeps the memory alive, the caller's array stays writable."""
+    view = array.view(np.ndarray)
+    view.flags.writeable = False
+    return view
+
+
+def take_integers(
+    values: Integers, dtype: type[_Unsigned], *, where: str, code: ProblemCode = ProblemCode.FIELD_OUT_OF_RANGE
+) -> npt.NDArray[_Unsigned]:
+    """Take integers of any width by value.
+
+    Parameters
+    ----------
+    values
+        Integer array ``[n]`` or a sequence of ints.
+    dtype
+        numpy.uint32 or numpy.uint64.
+    where
+        The place, for the message.
+    code
+        Code of a value that ``dtype`` cannot hold.
+
+    Returns
+    -------
+    numpy.ndarray
+        Read-only ``[n]``: a view where the type already fits, new otherwise.
+
+    Raises
+    ------
+    InvariantError
+        ``code``; ``buffer_dtype`` for what is no integer.
+    """
     bound = int(np.iinfo(dtype).max)
     expected = f"expected integers from 0 to {bound}"
+    checked: Any = values
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or values.dtype.kind not in "iu" or isinstance(values, np.ma.MaskedArray):
-            found = f"{values.dtype} array of {values.ndim} dimensions"
-            raise _refuse(ProblemCode.BUFFER_DTYPE, where, f"{found}, {expected} in 1 dimension")
+            message = f"{values.dtype} array of {values.ndim} dimensions, {expected} in 1 dimension"
+            raise InvariantError(Problem(ProblemCode.BUFFER_DTYPE, where, message, _SPEC))
         lowest, highest = (int(values.min()), int(values.max())) if values.size else (0, 0)
-        checked: Any = values
     else:
         try:
             checked = [operator.index(value) for value in values]
         except TypeError as exc:
-            raise _refuse(ProblemCode.BUFFER_DTYPE, where, f"{exc}, {expected}") from exc
-        lowest, highest = (min(checked), max(checked)) if checked else (0, 0)
+            raise InvariantError(Problem(ProblemCode.BUFFER_DTYPE, where, f"{exc}, {expected}", _SPEC)) from exc
+        # Python's own minimum: numpy turns a list that mixes -1 and 2**64 - 1 into floats.
+        lowest, highest = min(checked, default=0), max(checked, default=0)
     if lowest < 0 or highest > bound:
-        value = lowest if lowest < 0 else highest
-        raise _refuse(ProblemCode.FIELD_OUT_OF_RANGE, where, f"value {value}, {expected}")
-    array = np.ascontiguousarray(checked, dtype=dtype).view(np.ndarray)
-    array.flags.writeable = False
-    return cast("npt.NDArray[_Unsigned]", array)
+        message = f"value {lowest if lowest < 0 else highest}, {expected}"
+        raise InvariantError(Problem(code, where, message, _SPEC))
+    return cast("npt.NDArray[_Unsigned]", read_only(np.ascontiguousarray(checked, dtype=dtype)))
 
 
 def _lengths(
@@ -199,7 +250,7 @@ def _lengths(
     if not isinstance(seq_lens, np.ndarray):
         known[:] = [length is not None for length in seq_lens]
         seq_lens = [length or 0 for length in seq_lens]
-    lens = _unsigned(cast("Integers", seq_lens), "seq_lens", np.uint64)
+    lens = take_integers(cast("Integers", seq_lens), np.uint64, where="seq_lens")
     if seq_lens_known is not None:
         if len(seq_lens_known) != lens.size:
             message = f"{len(seq_lens_known)} entries, expected one per entry of seq_lens ({lens.size})"
@@ -232,7 +283,9 @@ def _arrays(
     if values is None:
         return None
     pairs = enumerate(values)
-    return _known(tuple(None if entry is None else _unsigned(entry, f"{name}[{s}]", dtype) for s, entry in pairs))
+    return _known(
+        tuple(None if entry is None else take_integers(entry, dtype, where=f"{name}[{s}]") for s, entry in pairs)
+    )
 
 
 def _media(values: Iterable[Iterable[MediaSpan] | None] | None) -> tuple[tuple[MediaSpan, ...] | None, ...] | None:

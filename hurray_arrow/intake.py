@@ -1,0 +1,270 @@
+"""Foreign arrays: taken as they are, or refused with the call that would convert them.
+
+Buffers are never converted or copied: what comes out is a read-only view of the caller's memory, and the caller's own
+array stays as writable as it was. Only short lists of integers are taken by value.
+
+Spec: block-paged layout, Buffer Table; wire-format page sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow.elements import ElementType, element_type
+from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
+from hurray_arrow.sequences import read_only, take_integers
+from hurray_arrow.spec import INDEX_TYPES, IndexType
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+IndexArray: TypeAlias = npt.NDArray[Any]
+
+_INDEX_DTYPES: dict[IndexType, np.dtype[Any]] = {IndexType.UINT32: np.dtype("<u4"), IndexType.UINT64: np.dtype("<u8")}
+_SPEC = "Buffer Table"
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """Give the read-only uint8 view ``[nbytes]`` of a C-contiguous array."""
+    view: Bytes = read_only(array).reshape(-1).view(np.uint8)
+    return view
+
+
+def array_problems(array: object, *, name: str, dtypes: Sequence[np.dtype[Any]], ndim: int | None) -> list[Problem]:
+    """Say why an array cannot be taken as it is, each time with the call that would convert it.
+
+    Parameters
+    ----------
+    array
+        Anything.
+    name
+        What the caller calls it.
+    dtypes
+        The dtypes that are taken, the best one first; empty for all.
+    ndim
+        Number of dimensions, ``None`` for any.
+
+    Returns
+    -------
+    list of Problem
+        Codes ``buffer_dtype`` (no numpy array, masked, big-endian, another dtype) and ``buffer_layout`` (dimensions,
+        not C-contiguous).
+    """
+    if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
+        call = f"{name}.filled(…)" if isinstance(array, np.ma.MaskedArray) else f"np.asarray({name}{_wanted(dtypes)})"
+        message = f"{type(array).__name__}, expected a numpy array: {call}"
+        return [Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC)]
+    problems = []
+    native = array.dtype.newbyteorder("<") if array.dtype.names is None else array.dtype
+    if array.dtype != native:
+        message = f"dtype {array.dtype.str} is big-endian, expected little-endian: {name}.astype({native.str!r})"
+        problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
+    if dtypes and native not in dtypes:
+        names = " or ".join(_name(dtype) for dtype in dtypes)
+        message = f"dtype {_name(array.dtype)}, expected {names}: {name}.{_conversion(array.dtype, dtypes)}"
+        problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
+    if ndim is not None and array.ndim != ndim:
+        message = f"{array.ndim} dimensions {array.shape}, expected {ndim}"
+        problems.append(Problem(ProblemCode.BUFFER_LAYOUT, name, message, _SPEC))
+    if not array.flags.c_contiguous:
+        message = f"strides {array.strides} are not C-contiguous: np.ascontiguousarray({name})"
+        problems.append(Problem(ProblemCode.BUFFER_LAYOUT, name, message, _SPEC))
+    return problems
+
+
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.str if dtype.kind == "V" and dtype.name.startswith("void") else dtype.name
+
+
+def _wanted(dtypes: Sequence[np.dtype[Any]]) -> str:
+    return f", dtype=np.{_name(dtypes[0])}" if dtypes and dtypes[0].kind in "iufcb" else ""
+
+
+def _conversion(found: np.dtype[Any], dtypes: Sequence[np.dtype[Any]]) -> str:
+    wanted = dtypes[0]
+    # Signed or opaque words of the right width hold the bits already; other numbers have to be converted.
+    if wanted.kind == "V" and found.itemsize == wanted.itemsize and found.kind in "iuV":
+        return f"view({_name(dtypes[-1])!r})"
+    return f"astype(np.{_name(wanted)})" if wanted.kind in "iufcb" else f"astype({_name(wanted)!r})"
+
+
+def index_type_of(which: IndexType | str | int | None) -> IndexType | None:
+    """Read an index type as users write it: ``"uint32"``, ``"uint64"``, a member or its tag.
+
+    Raises
+    ------
+    InvalidDescriptorError
+        ``index_type_invalid``.
+    """
+    if which is None or which in tuple(IndexType):
+        return None if which is None else IndexType(which)
+    if isinstance(which, str) and which in INDEX_TYPES:
+        return INDEX_TYPES[which]
+    message = f"{which!r}, expected one of {', '.join(INDEX_TYPES)}"
+    raise InvalidDescriptorError(Problem(ProblemCode.INDEX_TYPE_INVALID, "index_type", message, _SPEC))
+
+
+def take_tables(block_table: Any, seq_ptr: Any, index_type: IndexType | None) -> tuple[list[Problem], IndexType]:
+    """Check both tables; without ``index_type`` the dtype of block_table decides.
+
+    Returns
+    -------
+    problems : list of Problem
+        As :func:`array_problems`.
+    index_type : IndexType
+        Of both tables, UINT32 where there are problems.
+    """
+    if index_type is None and getattr(block_table, "dtype", None) == _INDEX_DTYPES[IndexType.UINT64]:
+        index_type = IndexType.UINT64
+    index_type = IndexType.UINT32 if index_type is None else index_type
+    dtypes = [_INDEX_DTYPES[index_type]]
+    problems = array_problems(block_table, name="block_table", dtypes=dtypes, ndim=1)
+    return problems + array_problems(seq_ptr, name="seq_ptr", dtypes=dtypes, ndim=1), index_type
+
+
+class TakenPool(NamedTuple):
+    """A page pool that was taken as it is: the view, and what it says of itself."""
+
+    page_pool: npt.NDArray[Any]
+    element_type: ElementType
+    num_pages: int
+    page_shape: tuple[int, int, int]
+
+
+def take_pool(
+    page_pool: Any, element: ElementType | None, *, page_shape: Sequence[int] | None, num_pages: int | None
+) -> tuple[list[Problem], TakenPool | None]:
+    """Take a page pool as it is.
+
+    Parameters
+    ----------
+    page_pool
+        ``[num_pages, page_size, num_heads, head_dim]`` of the element type's dtype, or of its bits as unsigned
+        integers where numpy itself does not know the type; or, with ``page_shape`` and ``num_pages``, uint8 bytes of
+        any shape.
+    element
+        The element type; ``None`` takes that of the array's dtype.
+    page_shape
+        ``(page_size, num_heads, head_dim)`` of a pool of bytes.
+    num_pages
+        Pages of a pool of bytes.
+
+    Returns
+    -------
+    problems : list of Problem
+        Codes ``buffer_dtype``, ``buffer_layout``, ``page_pool_size``.
+    taken : TakenPool or None
+        A read-only view that keeps the caller's memory alive; ``None`` where there are problems.
+
+    Raises
+    ------
+    UnsupportedError
+        The dtype is no element type, or numpy cannot hold the shape.
+
+    Spec: block-paged layout, Storage Invariants 4; wire-format page section 4.
+    """
+    if page_shape is not None or num_pages is not None:
+        return _take_bytes(page_pool, element, page_shape, num_pages)
+    problems = array_problems(page_pool, name="page_pool", dtypes=() if element is None else _dtypes(element), ndim=4)
+    if element is None and not problems:
+        element = element_type(page_pool.dtype)
+    if element is not None and element.is_packed:
+        message = (
+            f"{element.name} pools are packed bytes of {element.bits} bits an element: "
+            f"element_type({element.name!r}).pack(page_pool), page_shape=(page_size, num_heads, head_dim), num_pages"
+        )
+        return [Problem(ProblemCode.BUFFER_DTYPE, "page_pool", message, "wire format 4")], None
+    if problems or element is None:
+        return problems, None
+    count, *shape = page_pool.shape
+    view = read_only(page_pool).view(element.pool_dtype)
+    return [], TakenPool(view, element, count, (shape[0], shape[1], shape[2]))
+
+
+def _dtypes(element: ElementType) -> list[np.dtype[Any]]:
+    """Give the dtypes of a pool of whole bytes; numpy's own types come as themselves only."""
+    dtype = element.pool_dtype
+    registered = dtype.isbuiltin == 2
+    return [dtype, np.dtype(f"<u{dtype.itemsize}")] if registered else [dtype]
+
+
+def _take_bytes(
+    page_pool: Any, element: ElementType | None, page_shape: Sequence[int] | None, num_pages: int | None
+) -> tuple[list[Problem], TakenPool | None]:
+    if element is None or page_shape is None or num_pages is None:
+        raise TypeError(
+            "a pool of bytes needs element_type=, page_shape=(page_size, num_heads, head_dim) and num_pages="
+        )
+    page_size, num_heads, head_dim = (operator.index(size) for size in page_shape)
+    num_pages = operator.index(num_pages)
+    problems = array_problems(page_pool, name="page_pool", dtypes=[np.dtype(np.uint8)], ndim=None)
+    if problems:
+        return problems, None
+    expected = element.size_bytes(num_pages * page_size * num_heads * head_dim)
+    if page_pool.nbytes != expected:
+        message = f"{page_pool.nbytes} bytes, expected {expected}"
+        return [Problem(ProblemCode.PAGE_POOL_SIZE, "page_pool", message, "Storage Invariants 4")], None
+    shape = (page_size, num_heads, head_dim)
+    view = shape_pool(as_bytes(page_pool), element, num_pages=num_pages, page_shape=shape)
+    return [], TakenPool(view, element, num_pages, shape)
+
+
+def shape_pool(
+    pool_bytes: Bytes, element: ElementType, *, num_pages: int, page_shape: tuple[int, int, int]
+) -> npt.NDArray[Any]:
+    """View the bytes of a pool as the array that it is; packed pools stay bytes.
+
+    Raises
+    ------
+    UnsupportedError
+        numpy cannot hold the shape: sizes beyond int64, which only a pool without elements has.
+    """
+    if element.is_packed:
+        return pool_bytes
+    try:
+        return pool_bytes.view(element.pool_dtype).reshape(num_pages, *page_shape)
+    except (ValueError, OverflowError) as exc:
+        raise UnsupportedError(f"numpy cannot hold a pool of {num_pages} pages of shape {page_shape}: {exc}") from exc
+
+
+def join_tables(block_tables: Any, index_type: IndexType | None) -> tuple[IndexArray, IndexArray]:
+    """Build block_table and seq_ptr from one list of page ids per sequence.
+
+    Parameters
+    ----------
+    block_tables
+        Per sequence a list of ints or an integer array.
+    index_type
+        Of both tables, UINT32 when ``None``.
+
+    Returns
+    -------
+    block_table, seq_ptr : numpy.ndarray
+        New arrays.
+
+    Raises
+    ------
+    InvariantError
+        ``page_id_out_of_range`` for an id that the index type cannot hold, such as a padding of -1;
+        ``buffer_layout`` for a rectangular table, whose padding cannot be told from pages; ``buffer_dtype``.
+
+    Spec: block-paged layout, Buffer Table.
+    """
+    if isinstance(block_tables, np.ndarray) and block_tables.ndim > 1:
+        call = "[row[:n] for row, n in zip(block_tables, pages_per_sequence)]"
+        message = f"shape {block_tables.shape}: the rows of a rectangular table end in padding, cut them: {call}"
+        raise InvariantError(Problem(ProblemCode.BUFFER_LAYOUT, "block_tables", message, _SPEC))
+    dtype = np.uint64 if index_type == IndexType.UINT64 else np.uint32
+    code = ProblemCode.PAGE_ID_OUT_OF_RANGE
+    rows: list[IndexArray] = [
+        take_integers(row, dtype, where=f"block_tables[{s}]", code=code) for s, row in enumerate(block_tables)
+    ]
+    seq_ptr = np.zeros(len(rows) + 1, np.uint64)
+    seq_ptr[1:] = np.cumsum([row.size for row in rows])
+    if int(seq_ptr[-1]) > np.iinfo(dtype).max:
+        message = f"{seq_ptr[-1]} entries, expected <= {np.iinfo(dtype).max}: index_type='uint64'"
+        raise InvariantError(Problem(ProblemCode.SEQ_PTR_END, "block_tables", message, _SPEC))
+    return np.concatenate([*rows, np.empty(0, dtype)]), seq_ptr.astype(dtype)
