@@ -106,6 +106,7 @@ class ProblemCode(StrEnum):
     GROUP_TABLE_MISSING = "group_table_missing"
     INDEX_INVALID = "index_invalid"
     INDEX_CHECKSUM = "index_checksum"
+    KV_GROUP_MISMATCH = "kv_group_mismatch"
     METADATA_INVALID = "metadata_invalid"
     PAGE_CHECKSUM = "page_checksum"
     ROW_CHECKSUM = "row_checksum"

@@ -1,0 +1,108 @@
+"""JSON as the snapshot format writes and reads it: strict, bounded, canonical.
+
+Spec: snapshot format, sections 3 and 6 (values from 2^53 are strings; duplicate keys, NaN and nesting beyond 16 are refused).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+MAX_DEPTH = 16
+#: The first integer that not every JSON reader keeps exactly.
+FIRST_INEXACT_INTEGER = 2**53
+
+
+class JsonError(ValueError):
+    """A JSON text that the format refuses; the message says why."""
+
+
+def dumps(value: Any) -> str:
+    """Write canonical JSON: sorted keys, no spaces, integers from 2^53 as strings, never NaN.
+
+    Raises
+    ------
+    JsonError
+        The value holds something JSON has no exact form for, or is nested deeper than 16.
+    """
+    try:
+        return json.dumps(_exact(value, 1), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise JsonError(str(error)) from error
+
+
+def loads(text: str | bytes, *, max_bytes: int) -> Any:
+    """Parse one JSON text.
+
+    Raises
+    ------
+    JsonError
+        Not UTF-8 or not JSON, longer than ``max_bytes``, a key given twice, NaN or an infinity, or nested deeper than 16.
+    """
+    if len(text) > max_bytes:
+        raise JsonError(f"{len(text)} bytes of JSON, at most {max_bytes} are allowed")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise JsonError(f"nested deeper than {MAX_DEPTH}") from error
+    except ValueError as error:
+        raise JsonError(str(error)) from error
+    _check_depth(value)
+    return value
+
+
+def as_integer(value: Any, *, what: str) -> int:
+    """Return an integer of 0 or more that JSON holds as a number or, from 2^53, as a string of digits.
+
+    Raises
+    ------
+    JsonError
+        The value is anything else.
+    """
+    if type(value) is int and value >= 0:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
+        return int(value)
+    raise JsonError(f"{what}: expected an integer of 0 or more, found {value!r:.40}")
+
+
+def _exact(value: Any, depth: int) -> Any:
+    if isinstance(value, (dict, list, tuple)) and depth > MAX_DEPTH:
+        raise JsonError(f"nested deeper than {MAX_DEPTH}")
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise JsonError("keys must be strings")
+        return {key: _exact(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_exact(item, depth + 1) for item in value]
+    if type(value) is int and abs(value) >= FIRST_INEXACT_INTEGER:
+        return str(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise JsonError(f"key {twice!r:.40} is given twice")
+    return result
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise JsonError(f"{name} is not allowed")
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, (dict, list))
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not level:
+            return
+    if any(isinstance(item, (dict, list)) for item in level):
+        raise JsonError(f"nested deeper than {MAX_DEPTH}")

@@ -1,0 +1,178 @@
+"""Where things lie in an Arrow IPC file: the footer's blocks and a record batch's buffers.
+
+pyarrow reads batches but does not say where they are, and it decompresses before anybody could look at a size. These few
+bounds-checked reads of the format's flatbuffers do only that.
+
+Spec: Arrow columnar format, "IPC File Format" and "Encapsulated message format" (File.fbs, Message.fbs).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+MAGIC = b"ARROW1"
+#: What ends a file: the footer's length and the magic.
+TAIL_BYTES = 4 + len(MAGIC)
+#: What stands before a file's schema message.
+HEAD_BYTES = 8
+CONTINUATION = 0xFFFFFFFF
+RECORD_BATCH_HEADER = 3
+
+
+class IpcLayoutError(ValueError):
+    """Bytes that are not the Arrow structure they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Place of one record batch in a file, in bytes."""
+
+    offset: int
+    metadata_bytes: int
+    body_bytes: int
+
+    @property
+    def end(self) -> int:
+        """First byte after the batch."""
+        return self.offset + self.metadata_bytes + self.body_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLayout:
+    """What a record batch's header says of its body.
+
+    Parameters
+    ----------
+    num_rows
+        The batch's length.
+    buffers
+        ``(offset, length)`` of each buffer in the body, in bytes, in schema order.
+    compression
+        Arrow's codec number (0 LZ4 frame, 1 zstd), ``None`` for an uncompressed body.
+    """
+
+    num_rows: int
+    buffers: tuple[tuple[int, int], ...]
+    compression: int | None
+
+
+def footer_bytes_of(tail: bytes | memoryview) -> int:
+    """Return the length of the footer, from the last bytes of a file (at least :data:`TAIL_BYTES`).
+
+    Raises
+    ------
+    IpcLayoutError
+        The file does not end like an Arrow file.
+    """
+    if len(tail) < TAIL_BYTES or bytes(tail[-len(MAGIC) :]) != MAGIC:
+        raise IpcLayoutError("no Arrow magic at the end")
+    (length,) = struct.unpack("<i", tail[-TAIL_BYTES : -len(MAGIC)])
+    if length <= 0:
+        raise IpcLayoutError(f"footer length {length}")
+    return int(length)
+
+
+def footer_blocks(footer: bytes | memoryview) -> list[Block]:
+    """Return the record batches that a footer lists, in file order.
+
+    Raises
+    ------
+    IpcLayoutError
+        Not a footer, or one that lists dictionaries (a snapshot has none).
+    """
+    table = _root(memoryview(footer))
+    if table.vector(2, 24)[1]:
+        raise IpcLayoutError("the footer lists dictionaries")
+    start, count = table.vector(3, 24)
+    return [Block(*struct.unpack_from("<qi4xq", table.data, start + 24 * i)) for i in range(count)]
+
+
+def encapsulated(message: bytes | memoryview) -> memoryview:
+    """Return the flatbuffer of a message as it lies in a file: after the continuation marker and its length.
+
+    Raises
+    ------
+    IpcLayoutError
+        Not an encapsulated message.
+    """
+    data = memoryview(message)
+    if len(data) < 8:
+        raise IpcLayoutError(f"message of {len(data)} bytes")
+    continuation, size = struct.unpack_from("<Ii", data, 0)
+    if continuation != CONTINUATION or not 0 < size <= len(data) - 8:
+        raise IpcLayoutError(f"message starts with {continuation:#x}, length {size} of {len(data) - 8} bytes")
+    return data[8 : 8 + size]
+
+
+def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:
+    """Return what a record batch's header says of its body.
+
+    Parameters
+    ----------
+    flatbuffer
+        The message's flatbuffer, see :func:`encapsulated`.
+
+    Raises
+    ------
+    IpcLayoutError
+        Not a record batch.
+    """
+    table = _root(memoryview(flatbuffer))
+    if table.scalar(1, "<B") != RECORD_BATCH_HEADER:
+        raise IpcLayoutError("the message is not a record batch")
+    batch = table.table(2)
+    if batch is None:
+        raise IpcLayoutError("the message has no header")
+    start, count = batch.vector(2, 16)
+    buffers = tuple(struct.unpack_from("<qq", batch.data, start + 16 * i) for i in range(count))
+    compression = batch.table(3)
+    codec = None if compression is None else int(compression.scalar(0, "<b"))
+    return BatchLayout(int(batch.scalar(0, "<q")), buffers, codec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A flatbuffer table: fields by number, every read inside ``data``."""
+
+    data: memoryview
+    position: int
+
+    def field(self, number: int) -> int | None:
+        """Position of a field's value, ``None`` where the table leaves it out."""
+        vtable = self.position - self.read("<i", self.position)
+        entry = 4 + 2 * number
+        if entry >= self.read("<H", vtable):
+            return None
+        relative = self.read("<H", vtable + entry)
+        return self.position + relative if relative else None
+
+    def scalar(self, number: int, kind: str) -> Any:
+        place = self.field(number)
+        return 0 if place is None else self.read(kind, place)
+
+    def table(self, number: int) -> _Table | None:
+        place = self.field(number)
+        return None if place is None else _Table(self.data, place + self.read("<I", place))
+
+    def vector(self, number: int, item_bytes: int) -> tuple[int, int]:
+        """Start and length of a vector, all of it inside the data."""
+        place = self.field(number)
+        if place is None:
+            return 0, 0
+        start = place + self.read("<I", place)
+        count = self.read("<I", start)
+        if start + 4 + count * item_bytes > len(self.data):
+            raise IpcLayoutError(f"a vector of {count} items at {start} passes the end of {len(self.data)} bytes")
+        return start + 4, count
+
+    def read(self, kind: str, place: int) -> Any:
+        if not 0 <= place <= len(self.data) - struct.calcsize(kind):
+            raise IpcLayoutError(f"offset {place} outside {len(self.data)} bytes")
+        return struct.unpack_from(kind, self.data, place)[0]
+
+
+def _root(data: memoryview) -> _Table:
+    table = _Table(data, 0)
+    return _Table(data, table.read("<I", 0))

@@ -1,0 +1,350 @@
+"""One row of a snapshot as plain values, whoever wrote the batch it lies in.
+
+Other libraries strip the extension types, write list for large_list or views for strings, rename child fields and reorder
+or slice rows. Every array here is read through its window, and what is not null in the format is checked to have no nulls.
+
+Spec: snapshot format, sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hurray_arrow.arrow.facts import sequences_from_array
+from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
+from hurray_arrow.arrow.types import (
+    PageClass,
+    PagePoolType,
+    fixed_size_list_bytes,
+    list_window,
+    primitive_values,
+)
+from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.sequences import Sequences
+from hurray_arrow.spec import INDEX_TYPE_NAMES, MIN_ALIGNMENT_BYTES
+from hurray_arrow.tensor import BlockPagedTensor
+
+SPEC = "snapshot format 2"
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Block table and sequences of a kv_group, as stored: the integers may be wider than a descriptor says."""
+
+    seq_ptr: npt.NDArray[Any]
+    block_table: npt.NDArray[Any]
+    sequences: Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The values of one row; arrays are views that keep the batch's memory alive."""
+
+    tensor_index: int
+    layer_index: int | None
+    layer_name: str | None
+    kv_role: str
+    component: str
+    kv_group: int
+    page_offset: int
+    tables: Tables | None
+    quantization_buffers: tuple[npt.NDArray[np.uint8], ...]
+    descriptor: bytes | None
+    original_descriptor: bytes | None
+    page_checksums: npt.NDArray[np.uint64] | None
+    pool_column: str
+    pool: npt.NDArray[np.uint8]
+    page_class: PageClass | None
+
+    @classmethod
+    def read(cls, batch: pa.RecordBatch, number: int) -> Row:
+        """Read row ``number`` of a batch.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            ``arrow_schema``: a column is missing or has a type that cannot hold its values; ``arrow_null``: a null where
+            the format has none; ``column_mismatch``: more than one page column is filled.
+        """
+        try:
+            return cls._read(_Reader(batch, number))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, HurrayArrowError):
+                raise
+            raise refuse(ProblemCode.ARROW_SCHEMA, f"row {number}", str(error)) from error
+
+    @classmethod
+    def _read(cls, reader: _Reader) -> Row:
+        pool_column, pool, page_class = reader.pool()
+        return cls(
+            tensor_index=reader.required("tensor_index"),
+            layer_index=reader.value("layer_index"),
+            layer_name=reader.value("layer_name"),
+            kv_role=reader.required("kv_role"),
+            component=reader.required("component"),
+            kv_group=reader.required("kv_group"),
+            page_offset=reader.required("page_offset"),
+            tables=reader.tables(),
+            quantization_buffers=reader.binaries("quantization_buffers"),
+            descriptor=reader.value("descriptor"),
+            original_descriptor=reader.value("original_descriptor"),
+            page_checksums=reader.checksums(),
+            pool_column=pool_column,
+            pool=pool,
+            page_class=page_class,
+        )
+
+
+class _Reader:
+    """The columns of one row by name."""
+
+    def __init__(self, batch: pa.RecordBatch, number: int) -> None:
+        names = batch.schema.names
+        if len(set(names)) != len(names):
+            raise refuse(ProblemCode.ARROW_SCHEMA, "schema", "two columns have one name")
+        self.columns = dict(zip(names, batch.columns, strict=True))
+        self.number = number
+
+    def value(self, name: str) -> Any:
+        column = self.columns.get(name)
+        return None if column is None else column[self.number].as_py()
+
+    def required(self, name: str) -> Any:
+        if name not in self.columns:
+            raise refuse(ProblemCode.ARROW_SCHEMA, name, "the column is missing")
+        value = self.value(name)
+        if value is None:
+            raise refuse(ProblemCode.ARROW_NULL, name, "null in a column that has none")
+        return value
+
+    def items(self, name: str) -> pa.Array | None:
+        """The items of a list column in this row, ``None`` where the row or the column is not there."""
+        column = self.columns.get(name)
+        if column is None:
+            return None
+        row = _as_list(column.slice(self.number, 1))
+        return None if row.null_count else list_window(row)[1]
+
+    def tables(self) -> Tables | None:
+        items = self.items("block_table")
+        if items is None:
+            return None
+        _no_nulls(items, "block_table")
+        sequences = self.items("sequences")
+        seq_ptr, page_ids = list_window(_as_list(_storage(items)))
+        _no_nulls(page_ids, "block_table.item")
+        if page_ids.type not in (pa.uint32(), pa.uint64()):
+            raise refuse(ProblemCode.ARROW_SCHEMA, "block_table", f"page ids are {page_ids.type}, expected uint32 or uint64")
+        facts = Sequences()
+        if sequences is not None:
+            _no_nulls(sequences, "sequences")
+            facts = sequences_from_array(sequences)
+        return Tables(seq_ptr, primitive_values(page_ids), facts)
+
+    def binaries(self, name: str) -> tuple[npt.NDArray[np.uint8], ...]:
+        items = self.items(name)
+        if items is None:
+            return ()
+        _no_nulls(items, name)
+        return tuple(_bytes_of(item) for item in items)
+
+    def checksums(self) -> npt.NDArray[np.uint64] | None:
+        items = self.items("page_checksums")
+        if items is None:
+            return None
+        _no_nulls(items, "page_checksums")
+        return primitive_values(items.cast(pa.uint64()))
+
+    def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None]:
+        """The filled pool column, its bytes, and what its extension type says of the pages."""
+        filled = [
+            name
+            for name, column in self.columns.items()
+            if name.startswith((PAGE_POOL, POOL_BYTES)) and column[self.number].is_valid
+        ]
+        if len(filled) > 1:
+            raise refuse(ProblemCode.COLUMN_MISMATCH, filled[1], f"filled beside {filled[0]}; a tensor has one pool")
+        if not filled:
+            return "", np.empty(0, np.uint8), None
+        name = filled[0]
+        if name == POOL_BYTES:
+            return name, _bytes_of(self.columns[name][self.number]), None
+        pages = self.items(name)
+        assert pages is not None
+        _no_nulls(pages, name)
+        page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
+        storage = _storage(pages)
+        if not pa.types.is_fixed_size_list(storage.type):
+            raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected a fixed-size list")
+        _no_nulls(storage.values.slice(storage.offset * storage.type.list_size, len(storage) * storage.type.list_size), name)
+        return name, fixed_size_list_bytes(storage), page_class
+
+
+def tables_of(row: Row, group: Tables | None) -> Tables:
+    """Return the tables of a tensor's first row: its own, or those of the first tensor of its kv_group.
+
+    Raises
+    ------
+    SnapshotCorruptError
+        ``group_table_missing``: neither has any; ``column_mismatch``: both have, and they differ.
+    """
+    where = f"tensor {row.tensor_index}.block_table"
+    if row.tables is None:
+        if group is None:
+            raise refuse(ProblemCode.GROUP_TABLE_MISSING, where, f"null in the first tensor of kv_group {row.kv_group}")
+        return group
+    if group is not None and not (
+        np.array_equal(row.tables.seq_ptr, group.seq_ptr) and np.array_equal(row.tables.block_table, group.block_table)
+    ):
+        raise refuse(ProblemCode.COLUMN_MISMATCH, where, f"differs from the first tensor's of kv_group {row.kv_group}")
+    return row.tables
+
+
+def tensor_from_rows(
+    rows: Sequence[Row], tables: Tables, *, copy: bool | None = None, align_small_buffers: bool = False
+) -> BlockPagedTensor:
+    """Return the tensor whose rows these are, in page order.
+
+    Parameters
+    ----------
+    rows
+        All rows of one tensor.
+    tables
+        What :func:`tables_of` gave for the first row.
+    copy
+        ``False`` refuses every copy.
+    align_small_buffers
+        Copy tables and quantization buffers that do not lie at a multiple of 64 bytes.
+
+    Raises
+    ------
+    SnapshotCorruptError
+        ``column_mismatch``, ``row_missing``, or the codes of the tensor's own broken invariants.
+    CopyRequiredError
+        ``copy=False`` and the pool lies in several rows, or the tables are stored wider than the descriptor says.
+    """
+    first = rows[0]
+    where = f"tensor {first.tensor_index}"
+    if first.descriptor is None:
+        raise refuse(ProblemCode.ROW_MISSING, where, "the first row has no descriptor")
+    try:
+        descriptor = BlockPagedDescriptor.decode(first.descriptor)
+        _check_columns(first, descriptor)
+        pool = _pool_of(rows, descriptor, copy=copy)
+        small = [
+            _narrow(tables.block_table, descriptor, f"{where}.block_table", copy=copy),
+            _narrow(tables.seq_ptr, descriptor, f"{where}.seq_ptr", copy=copy),
+            *first.quantization_buffers,
+        ]
+        if align_small_buffers:
+            small = [aligned(buffer) for buffer in small]
+        return BlockPagedTensor.from_buffers(
+            descriptor,
+            [pool, *small],
+            sequences=tables.sequences,
+            layer_name=first.layer_name,
+            component=first.component,
+            kv_group=first.kv_group,
+            original_descriptor=first.original_descriptor,
+        )
+    except HurrayArrowError as error:
+        problems = getattr(error, "problems", None)
+        if problems is None or isinstance(error, SnapshotCorruptError):
+            raise
+        placed = [
+            Problem(p.code, f"{where}.{p.where}", p.message, p.spec, p.offset_bytes, p.field) for p in problems
+        ]
+        raise SnapshotCorruptError(placed) from error
+
+
+def _check_columns(row: Row, descriptor: BlockPagedDescriptor) -> None:
+    page_class = page_class_of(descriptor)
+    stated = {
+        "kv_role": (row.kv_role, descriptor.kv_role_name),
+        "layer_index": (row.layer_index, descriptor.layer_index),
+    }
+    if row.page_class is not None:
+        stated[row.pool_column] = (row.page_class, page_class)
+    if (row.pool_column == POOL_BYTES) == page_class.fits_a_column:
+        kind = PAGE_POOL if page_class.fits_a_column else POOL_BYTES
+        stated["pool"] = (row.pool_column or "no pool column", kind)
+    for column, (found, expected) in stated.items():
+        if found != expected:
+            message = f"the column says {found}, the descriptor {expected}"
+            raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {row.tensor_index}.{column}", message)
+
+
+def _pool_of(rows: Sequence[Row], descriptor: BlockPagedDescriptor, *, copy: bool | None) -> npt.NDArray[np.uint8]:
+    page_bytes = page_class_of(descriptor).page_bytes
+    expected = 0
+    for row in rows:
+        where = f"tensor {row.tensor_index}.page_offset"
+        if row.page_offset != expected:
+            raise refuse(ProblemCode.ROW_MISSING, where, f"{row.page_offset}, expected {expected}")
+        expected += len(row.pool) // page_bytes if page_bytes else 0
+    if len(rows) == 1:
+        return rows[0].pool
+    if copy is False:
+        raise CopyRequiredError(f"tensor {rows[0].tensor_index}: its pool lies in {len(rows)} rows; pass copy=None to join them")
+    return np.concatenate([row.pool for row in rows])
+
+
+def _narrow(
+    values: npt.NDArray[Any], descriptor: BlockPagedDescriptor, where: str, *, copy: bool | None
+) -> npt.NDArray[Any]:
+    dtype = descriptor.index_dtype
+    if values.dtype == dtype:
+        return values
+    name = INDEX_TYPE_NAMES[descriptor.index_type]
+    bound = int(np.iinfo(dtype).max)
+    if len(values) and int(values.max()) > bound:
+        message = f"value {int(values.max())} does not fit the descriptor's index type {name}"
+        raise refuse(ProblemCode.COLUMN_MISMATCH, where, message)
+    if copy is False:
+        raise CopyRequiredError(f"{where}: stored as {values.dtype}, the descriptor says {name}; pass copy=None")
+    return values.astype(dtype)
+
+
+def aligned(buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the same values at a multiple of 64 bytes: the array itself where it lies so, else a copy."""
+    if buffer.ctypes.data % MIN_ALIGNMENT_BYTES == 0:
+        return buffer
+    room = np.empty(buffer.nbytes + MIN_ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % MIN_ALIGNMENT_BYTES
+    made = room[start : start + buffer.nbytes].view(buffer.dtype)
+    made[:] = buffer
+    return made
+
+
+def refuse(code: ProblemCode, where: str, message: str, *, url: str = "") -> SnapshotCorruptError:
+    """Return the error for one problem of a row."""
+    return SnapshotCorruptError(Problem(code, where, message, SPEC), url=url)
+
+
+def _storage(array: pa.Array) -> pa.Array:
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
+def _as_list(array: pa.Array) -> pa.ListArray | pa.LargeListArray:
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return array
+    if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
+        return array.cast(pa.large_list(array.type.value_field))
+    raise TypeError(f"expected a list, found {array.type}")
+
+
+def _no_nulls(array: pa.Array, where: str) -> None:
+    if array.null_count:
+        raise refuse(ProblemCode.ARROW_NULL, where, f"{array.null_count} nulls where there are none")
+
+
+def _bytes_of(scalar: pa.Scalar) -> npt.NDArray[np.uint8]:
+    buffer = scalar.as_buffer()
+    return np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.empty(0, np.uint8)

@@ -1,0 +1,7 @@
+"""Snapshots: one Arrow IPC file that holds the block-paged tensors of a batch, whole or not at all."""
+
+from hurray_arrow.snapshot.entries import Entry
+from hurray_arrow.snapshot.reader import Snapshot, VerifyReport, open_snapshot
+from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
+
+__all__ = ["Entry", "Snapshot", "SnapshotWriter", "VerifyReport", "open_snapshot", "write_snapshot"]

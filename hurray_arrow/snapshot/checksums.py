@@ -1,0 +1,49 @@
+"""xxh3-64 over pages and byte ranges, as the snapshot format writes them.
+
+xxh3 guards against accidents, not against an attacker.
+
+Spec: snapshot format, sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from hurray_arrow.arrow.schema import POOL_BYTES_PIECE
+from hurray_arrow.arrow.types import PageClass
+
+
+def xxh3_hex(data: Any) -> str:
+    """Return xxh3-64 of a bytes-like object as 16 lower-case hex digits."""
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray[np.uint64]:
+    """Return xxh3-64 of every page.
+
+    Parameters
+    ----------
+    pool
+        uint8 ``[num_pages * piece_bytes]``; the last piece of ``pool_bytes`` may be shorter.
+    piece_bytes
+        Bytes of a page, or :func:`checksum_piece_bytes` of its class.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint64 ``[num_pages]``, new.
+    """
+    view = memoryview(pool)
+    digest = xxhash.xxh3_64_intdigest
+    starts = range(0, len(view), piece_bytes)
+    return np.array([digest(view[start : start + piece_bytes]) for start in starts], np.uint64)
+
+
+def checksum_piece_bytes(page_class: PageClass) -> int:
+    """Return how many bytes one checksum covers: a page, or a MiB of ``pool_bytes``."""
+    page_bytes = page_class.page_bytes
+    return page_bytes if page_class.fits_a_column and page_bytes else POOL_BYTES_PIECE

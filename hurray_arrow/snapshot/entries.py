@@ -1,0 +1,154 @@
+"""What a snapshot lists without touching a page: one entry per tensor, and how callers select among them.
+
+Spec: snapshot format, section 4; house rules, "Selectors".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from hurray_arrow.snapshot.index import IndexRow, TensorKey
+
+#: One value of a selector, several, or ``None`` for any.
+IntSelector = int | Collection[int] | None
+StrSelector = str | Collection[str] | None
+
+SELECTORS = ("layer_index", "layer_name", "kv_role", "kv_group", "component")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a snapshot.
+
+    Parameters
+    ----------
+    tensor_index
+        Place in snapshot order.
+    layer_index, layer_name, kv_role, component, kv_group
+        The tensor's key, unique in the snapshot.
+    num_pages, page_shape, num_seqs
+        Sizes; ``page_shape`` is ``(page_size, num_heads, head_dim)``.
+    element_type, index_type, encoding
+        Names.
+    num_rows
+        Rows that the tensor takes in the file.
+    stored_bytes
+        Bytes that those rows take in the file, headers included.
+    """
+
+    tensor_index: int
+    layer_index: int | None
+    layer_name: str | None
+    kv_role: str
+    component: str
+    kv_group: int
+    num_pages: int
+    page_shape: tuple[int, int, int]
+    num_seqs: int
+    element_type: str
+    index_type: str
+    encoding: str
+    num_rows: int
+    stored_bytes: int
+
+    @property
+    def key(self) -> TensorKey:
+        """The tensor's key."""
+        return (self.kv_group, self.layer_index, self.layer_name, self.kv_role, self.component)
+
+    @property
+    def layer(self) -> tuple[int | None, str | None]:
+        """``(layer_index, layer_name)``."""
+        return (self.layer_index, self.layer_name)
+
+    def __str__(self) -> str:
+        layer = "no layer" if self.layer == (None, None) else f"layer {self.layer_index}"
+        name = f" ({self.layer_name})" if self.layer_name else ""
+        return f"tensor {self.tensor_index}: {layer}{name} {self.kv_role} {self.component}, kv_group {self.kv_group}"
+
+
+def entries_of(rows: Iterable[IndexRow]) -> tuple[Entry, ...]:
+    """Return one entry per tensor, in snapshot order."""
+    by_tensor: dict[int, list[IndexRow]] = {}
+    for row in rows:
+        by_tensor.setdefault(row.tensor_index, []).append(row)
+    entries = []
+    for tensor_index in sorted(by_tensor):
+        own = sorted(by_tensor[tensor_index], key=lambda row: row.page_offset)
+        first = own[0]
+        entries.append(
+            Entry(
+                tensor_index=tensor_index,
+                layer_index=first.layer_index,
+                layer_name=first.layer_name,
+                kv_role=first.kv_role,
+                component=first.component,
+                kv_group=first.kv_group,
+                num_pages=sum(row.num_pages for row in own),
+                page_shape=first.page_shape,
+                num_seqs=first.num_seqs,
+                element_type=first.element_type,
+                index_type=first.index_type,
+                encoding=first.encoding,
+                num_rows=len(own),
+                stored_bytes=sum(row.metadata_bytes + row.body_bytes for row in own),
+            )
+        )
+    return tuple(entries)
+
+
+def select_entries(
+    entries: Iterable[Entry],
+    *,
+    layer_index: IntSelector = None,
+    layer_name: StrSelector = None,
+    kv_role: StrSelector = None,
+    kv_group: IntSelector = None,
+    component: StrSelector = None,
+) -> list[Entry]:
+    """Return the entries that every selector admits, in their order.
+
+    Raises
+    ------
+    ValueError
+        A kv_role that does not exist: a typing error must not read as an empty snapshot.
+    """
+    wanted = {
+        "layer_index": _values(layer_index),
+        "layer_name": _values(layer_name),
+        "kv_role": _values(kv_role),
+        "kv_group": _values(kv_group),
+        "component": _values(component),
+    }
+    unknown = sorted(set(map(str, wanted["kv_role"] or ())) - {"key", "value", "fused"})
+    if unknown:
+        raise ValueError(f"kv_role {unknown}: expected key, value or fused")
+    return [
+        entry
+        for entry in entries
+        if all(values is None or getattr(entry, name) in values for name, values in wanted.items())
+    ]
+
+
+def one_entry(matches: list[Entry]) -> Entry:
+    """Return the only match.
+
+    Raises
+    ------
+    LookupError
+        None or several; the message lists them.
+    """
+    if len(matches) == 1:
+        return matches[0]
+    listed = "".join(f"\n  {entry}" for entry in matches[:20])
+    more = f"\n  … and {len(matches) - 20} more" if len(matches) > 20 else ""
+    raise LookupError(f"{len(matches)} tensors match, expected exactly 1{':' if matches else ''}{listed}{more}")
+
+
+def _values(selector: IntSelector | StrSelector) -> frozenset[int | str] | None:
+    if selector is None:
+        return None
+    if isinstance(selector, (int, str)):
+        return frozenset({selector})
+    return frozenset(selector)

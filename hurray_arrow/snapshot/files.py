@@ -1,0 +1,206 @@
+"""Files that appear whole or not at all, and byte ranges of files that are only read.
+
+Spec: snapshot format, section 5; house rules on secrets (files are created 0600).
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import pyarrow as pa
+
+from hurray_arrow.errors import SnapshotError, SnapshotIncompleteError
+
+#: Small writes gather here; the pages pass by it straight into the kernel.
+_BUFFER_BYTES = 1 << 20
+#: What file systems without hard links answer.
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+
+PathLike = str | os.PathLike[str]
+
+
+class AtomicFile:
+    """A local file that gets its name when it is complete, and until then lies beside it under a hidden temporary name.
+
+    Parameters
+    ----------
+    path
+        The final name. Its folder must exist. A symbolic link is followed.
+    overwrite
+        Whether an existing file may be replaced; it stays whole for those who have it open or mapped.
+    mode
+        Permission bits of the published file.
+
+    Raises
+    ------
+    FileExistsError
+        The name is taken and ``overwrite`` is False: at once, and again when publishing.
+
+    Notes
+    -----
+    An exception, a full disk or ``kill -9`` at any moment leaves no file under the final name and an existing one
+    untouched. A killed writer leaves its temporary file, ``.NAME.<8 hex digits>.tmp``.
+    """
+
+    def __init__(self, path: PathLike, *, overwrite: bool = False, mode: int = 0o600) -> None:
+        self.path = Path(os.path.realpath(path))
+        self._overwrite = overwrite
+        self._mode = mode
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
+        if not overwrite and self.path.exists():
+            raise FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", str(self.path))
+        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
+        flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
+        self._file: BinaryIO = os.fdopen(os.open(self._temporary, flags, 0o600), "w+b", buffering=_BUFFER_BYTES)
+        self.position = 0
+
+    def write(self, data: Any) -> int:
+        """Write all of a bytes-like object; returns its length in bytes."""
+        # A buffered writer loops until the kernel has taken everything; it never reports a short write.
+        written = self._file.write(data)
+        self.position += written
+        return written
+
+    def publish(self) -> None:
+        """Give the complete file its name: flush, fsync, rename, fsync of the folder.
+
+        Raises
+        ------
+        FileExistsError
+            The name was taken in the meantime and ``overwrite`` is False.
+        SnapshotError
+            The file has another size than was written.
+        """
+        try:
+            self._file.flush()
+            descriptor = self._file.fileno()
+            size = os.fstat(descriptor).st_size
+            if size != self.position:
+                raise SnapshotError(f"{size} bytes on disk, {self.position} were written", url=str(self.path))
+            os.fchmod(descriptor, self._mode)
+            os.fsync(descriptor)
+            self._file.close()
+            self._take_name()
+        except BaseException:
+            self.discard()
+            raise
+        _fsync_folder(self.path.parent)
+
+    def discard(self) -> None:
+        """Remove what was written; an existing file under the final name stays as it is."""
+        try:
+            # The buffered writer would flush into the file that is going away, and fail once more on a full disk.
+            self._file.raw.close()  # type: ignore[attr-defined]  # BinaryIO does not name the raw file
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _take_name(self) -> None:
+        if self._overwrite:
+            os.replace(self._temporary, self.path)
+            return
+        try:
+            os.link(self._temporary, self.path)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            # Without hard links there is no rename that refuses to replace; two writers at the same instant may race.
+            if self.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path)) from error
+            os.rename(self._temporary, self.path)
+            return
+        self._temporary.unlink()
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FileRange:
+    """A file that is only read, in ranges; mapped, so that a range costs nothing and keeps the mapping alive.
+
+    Parameters
+    ----------
+    path
+        The file.
+    mapped
+        False reads every range into new memory instead, for file systems where a mapping fails or faults.
+
+    Raises
+    ------
+    SnapshotIncompleteError
+        The file is empty.
+    """
+
+    def __init__(self, path: PathLike, *, mapped: bool = True) -> None:
+        self.url = os.fspath(path)
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._close: Callable[[], None] = lambda: os.close(self._descriptor)
+        self._buffer: pa.Buffer | None = None
+        try:
+            self.size = os.fstat(self._descriptor).st_size
+            if not self.size:
+                raise SnapshotIncompleteError("the file is empty", url=self.url)
+            if mapped:
+                mapping = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+                self._buffer = pa.py_buffer(mapping)
+        except BaseException:
+            self.close()
+            raise
+        if mapped:
+            self.close()
+
+    def read(self, offset: int, size: int) -> pa.Buffer:
+        """Return exactly ``size`` bytes from ``offset``: a view of the mapping, or new memory where it is not mapped.
+
+        Raises
+        ------
+        SnapshotIncompleteError
+            The range passes the end of the file.
+        """
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise SnapshotIncompleteError(f"bytes [{offset}, {offset + size}) of a file of {self.size}", url=self.url)
+        if self._buffer is not None:
+            return self._buffer.slice(offset, size)
+        target = pa.allocate_buffer(size)
+        view, done = memoryview(target).cast("B"), 0
+        while done < size:
+            count = os.preadv(self._descriptor, [view[done:]], offset + done)
+            if not count:
+                raise SnapshotIncompleteError(f"the file ends at byte {offset + done}, expected {self.size}", url=self.url)
+            done += count
+        return target
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ranges are views of a mapping."""
+        return self._buffer is not None
+
+    @property
+    def address(self) -> int:
+        """Address of the mapping's first byte; 0 where the file is not mapped."""
+        return 0 if self._buffer is None else int(self._buffer.address)
+
+    def close(self) -> None:
+        """Close the descriptor; views that were given out keep the mapping."""
+        close, self._close = self._close, lambda: None
+        close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

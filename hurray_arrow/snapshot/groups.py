@@ -1,0 +1,89 @@
+"""The kv_groups of a snapshot: which tensors share block tables and sequences, and what a group has to hold.
+
+Spec: snapshot format, sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode
+from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.tensor import BlockPagedTensor
+
+
+class Groups:
+    """The groups seen so far, each known by its first tensor's tables."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, BlockPagedTensor] = {}
+
+    def place(self, tensor: BlockPagedTensor) -> tuple[int, bool]:
+        """Return a tensor's group and whether it is the first of it, without keeping it.
+
+        A tensor that names no group goes to the first group with the same tables and sequences, or to a new one.
+
+        Raises
+        ------
+        InvariantError
+            ``kv_group_mismatch``: the group that the tensor names has other tables or sequences.
+        """
+        if tensor.kv_group is None:
+            for kv_group, first in self._first.items():
+                if same_tables(first, tensor):
+                    return kv_group, False
+            return max(self._first, default=-1) + 1, True
+        named = self._first.get(tensor.kv_group)
+        if named is None:
+            return tensor.kv_group, True
+        if not same_tables(named, tensor):
+            message = f"tables or sequences differ from the first tensor's of kv_group {tensor.kv_group}"
+            raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, "snapshot format 2"))
+        return tensor.kv_group, False
+
+    def keep(self, kv_group: int, tensor: BlockPagedTensor) -> None:
+        """Remember a tensor that was written; only the first of a group counts."""
+        self._first.setdefault(kv_group, tensor)
+
+
+def same_tables(one: BlockPagedTensor, other: BlockPagedTensor) -> bool:
+    """Say whether two tensors have the same block table, seq_ptr and sequence facts, by value."""
+    return (
+        (one.seq_ptr is other.seq_ptr or np.array_equal(one.seq_ptr, other.seq_ptr))
+        and (one.block_table is other.block_table or np.array_equal(one.block_table, other.block_table))
+        and (one.sequences is other.sequences or one.sequences.equals(other.sequences))
+    )
+
+
+def missing_members(metadata: Mapping[str, Any], rows: Iterable[IndexRow]) -> list[Problem]:
+    """Return which layers and companions the metadata's ``groups`` list and the rows do not hold."""
+    present: dict[int, dict[tuple[int | None, str | None], set[str]]] = {}
+    for row in rows:
+        layers = present.setdefault(row.kv_group, {})
+        layers.setdefault((row.layer_index, row.layer_name), set()).add(row.component)
+    problems = []
+    for kv_group, group in enumerate(metadata.get("groups", [])):
+        layers = present.get(kv_group, {})
+        names = {name for _, name in layers}
+        for name in group.get("layer_names", []):
+            if name not in names:
+                problems.append(_missing(f"groups[{kv_group}]", f"layer {name!r} is missing"))
+        for (layer_index, layer_name), components in layers.items():
+            problems += [
+                _missing(f"groups[{kv_group}]", f"layer {layer_name or layer_index}: component {component!r} is missing")
+                for component in missing_components(group, components)
+            ]
+    return problems
+
+
+def missing_components(group: Mapping[str, Any], present: Iterable[str]) -> list[str]:
+    """Return the components that a group's metadata lists and a layer does not have."""
+    have = set(present)
+    return [component for component in group.get("components", []) if component not in have]
+
+
+def _missing(where: str, message: str) -> Problem:
+    return Problem(ProblemCode.COMPANION_MISSING, where, message, "snapshot format 3")

@@ -1,0 +1,278 @@
+"""The index in a snapshot's end batch: what the rows are, where they lie, and what protects them.
+
+Spec: snapshot format, section 4. JSON Schema: ``schemas/index.schema.json``.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import zstandard
+
+from hurray_arrow import _json
+from hurray_arrow.arrow.ipc_layout import Block
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow.snapshot.checksums import xxh3_hex
+
+INDEX_KEY = "hurray_arrow.index"
+INDEX_ZST_KEY = "hurray_arrow.index.zst"
+INDEX_HASH_KEY = "hurray_arrow.index_xxh3"
+
+INDEX_VERSION = 1
+MAX_PLAIN_INDEX_BYTES = 16 << 10
+MAX_INDEX_BYTES = 256 << 20
+HASH_DIGITS = 16
+SPEC = "snapshot format 4"
+
+#: A tensor's key, unique in a snapshot.
+TensorKey = tuple[int, int | None, str | None, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRow:
+    """One row of the snapshot: what it holds and, in a file, where. Sizes and offsets are bytes from the file's start.
+
+    The share profile adds the place of the pages and the hashes of what lies before and after them.
+    """
+
+    tensor_index: int
+    layer_index: int | None
+    layer_name: str | None
+    kv_role: str
+    component: str
+    kv_group: int
+    page_offset: int
+    num_pages: int
+    num_seqs: int
+    element_type: str
+    page_shape: tuple[int, int, int]
+    encoding: str
+    index_type: str
+    offset: int
+    metadata_bytes: int
+    body_bytes: int
+    pages_offset: int | None = None
+    pages_bytes: int | None = None
+    checksums_offset: int | None = None
+    head_xxh3: str | None = None
+    tail_xxh3: str | None = None
+
+    @property
+    def key(self) -> TensorKey:
+        """The tensor's key."""
+        return (self.kv_group, self.layer_index, self.layer_name, self.kv_role, self.component)
+
+    @property
+    def block(self) -> Block:
+        """The row's place in the file."""
+        return Block(self.offset, self.metadata_bytes, self.body_bytes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as JSON values; what a profile does not have is left out."""
+        optional = {field.name for field in fields(self) if field.default is None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None or name not in optional}
+
+    @classmethod
+    def from_json(cls, value: Any, number: int) -> IndexRow:
+        """Read a row; unknown keys are ignored.
+
+        Raises
+        ------
+        JsonError
+            A key is missing or has a value of the wrong kind.
+        """
+        if not isinstance(value, dict):
+            raise _json.JsonError(f"rows[{number}] is no object")
+        return cls(**{field.name: _READERS[field.name](value, field.name, number) for field in fields(cls)})
+
+
+def _integer(value: Mapping[str, Any], name: str, number: int) -> int:
+    return _json.as_integer(value.get(name), what=f"rows[{number}].{name}")
+
+
+def _optional_integer(value: Mapping[str, Any], name: str, number: int) -> int | None:
+    return None if value.get(name) is None else _integer(value, name, number)
+
+
+def _string(value: Mapping[str, Any], name: str, number: int) -> str:
+    found = value.get(name)
+    if not isinstance(found, str):
+        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected a string")
+    return found
+
+
+def _optional_string(value: Mapping[str, Any], name: str, number: int) -> str | None:
+    return None if value.get(name) is None else _string(value, name, number)
+
+
+def _hash(value: Mapping[str, Any], name: str, number: int) -> str | None:
+    found = _optional_string(value, name, number)
+    if found is not None and not _is_hash(found):
+        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected {HASH_DIGITS} hex digits")
+    return found
+
+
+def _shape(value: Mapping[str, Any], name: str, number: int) -> tuple[int, int, int]:
+    found = value.get(name)
+    if not isinstance(found, list) or len(found) != 3:
+        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected three integers")
+    page_size, num_heads, head_dim = (_json.as_integer(extent, what=f"rows[{number}].{name}") for extent in found)
+    return page_size, num_heads, head_dim
+
+
+_READERS: Mapping[str, Any] = {
+    **dict.fromkeys(("tensor_index", "kv_group", "page_offset", "num_pages", "num_seqs"), _integer),
+    **dict.fromkeys(("offset", "metadata_bytes", "body_bytes"), _integer),
+    **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type"), _string),
+    **dict.fromkeys(("layer_index", "pages_offset", "pages_bytes", "checksums_offset"), _optional_integer),
+    **dict.fromkeys(("head_xxh3", "tail_xxh3"), _hash),
+    "layer_name": _optional_string,
+    "page_shape": _shape,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The whole index.
+
+    Parameters
+    ----------
+    rows
+        In file order.
+    schema_xxh3
+        Hash of the schema, see :func:`~hurray_arrow.arrow.schema.schema_xxh3`.
+    kind
+        ``"file"`` or ``"stream"``.
+    """
+
+    rows: tuple[IndexRow, ...]
+    schema_xxh3: str
+    kind: str = "file"
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of different tensors in the rows."""
+        return len({row.tensor_index for row in self.rows})
+
+    def custom_metadata(self) -> dict[str, str]:
+        """Return the end batch's custom metadata."""
+        text = _json.dumps(
+            {
+                "version": INDEX_VERSION,
+                "kind": self.kind,
+                "num_rows": len(self.rows),
+                "num_tensors": self.num_tensors,
+                "schema_xxh3": self.schema_xxh3,
+                "rows": [row.as_json() for row in self.rows],
+            }
+        )
+        key, value = INDEX_KEY, text
+        if len(text.encode()) > MAX_PLAIN_INDEX_BYTES:
+            key = INDEX_ZST_KEY
+            value = base64.b64encode(zstandard.ZstdCompressor().compress(text.encode())).decode("ascii")
+        return {key: value, INDEX_HASH_KEY: xxh3_hex(value.encode())}
+
+    @classmethod
+    def from_custom_metadata(cls, pairs: Mapping[bytes, bytes] | None, *, url: str) -> Index:
+        """Read the index out of the end batch's custom metadata.
+
+        Raises
+        ------
+        SnapshotIncompleteError
+            There is none.
+        SnapshotCorruptError
+            ``index_checksum``: it does not match its hash; ``index_invalid``: it is not an index, or its rows contradict
+            each other; ``tensor_key_duplicate``.
+        """
+        pairs = pairs or {}
+        key = INDEX_KEY if INDEX_KEY.encode() in pairs else INDEX_ZST_KEY
+        stored = pairs.get(key.encode())
+        if stored is None:
+            raise SnapshotIncompleteError(
+                "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows", url=url
+            )
+        expected = pairs.get(INDEX_HASH_KEY.encode(), b"")
+        if xxh3_hex(stored).encode() != expected:
+            message = f"xxh3 {xxh3_hex(stored)}, {INDEX_HASH_KEY} says {expected.decode('ascii', 'replace')}"
+            raise SnapshotCorruptError(Problem(ProblemCode.INDEX_CHECKSUM, key, message, SPEC), url=url)
+        try:
+            text = stored if key == INDEX_KEY else _decompressed(stored)
+            index = cls._from_json(_json.loads(text, max_bytes=MAX_INDEX_BYTES))
+        except _json.JsonError as error:
+            raise SnapshotCorruptError(Problem(ProblemCode.INDEX_INVALID, key, str(error), SPEC), url=url) from error
+        problems = index_problems(index.rows)
+        if problems:
+            raise SnapshotCorruptError(problems, url=url)
+        return index
+
+    @classmethod
+    def _from_json(cls, value: Any) -> Index:
+        if not isinstance(value, dict) or value.get("version") != INDEX_VERSION:
+            found = value.get("version") if isinstance(value, dict) else value
+            raise _json.JsonError(f"version {found!r:.40}, expected {INDEX_VERSION}")
+        rows, kind, schema_hash = value.get("rows"), value.get("kind"), value.get("schema_xxh3")
+        if not isinstance(rows, list) or kind not in ("file", "stream") or not _is_hash(schema_hash):
+            raise _json.JsonError("rows, kind or schema_xxh3 is not what it should be")
+        index = cls(tuple(IndexRow.from_json(row, number) for number, row in enumerate(rows)), schema_hash, kind)
+        for name, counted in (("num_rows", len(rows)), ("num_tensors", index.num_tensors)):
+            if value.get(name) != counted:
+                raise _json.JsonError(f"{name} is {value.get(name)!r:.40}, the rows are {counted}")
+        return index
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and len(value) == HASH_DIGITS and set(value) <= set("0123456789abcdef")
+
+
+def _decompressed(stored: bytes) -> bytes:
+    try:
+        frame = base64.b64decode(stored, validate=True)
+        size = zstandard.get_frame_parameters(frame).content_size
+        if not 0 < size <= MAX_INDEX_BYTES:
+            raise _json.JsonError(f"the index states a size of {size} bytes, at most {MAX_INDEX_BYTES} are read")
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        text = decompressor.decompress(frame)
+    except (binascii.Error, zstandard.ZstdError) as error:
+        raise _json.JsonError(f"not base64 of a zstd frame: {error}") from error
+    if len(text) != size or decompressor.unused_data:
+        raise _json.JsonError(f"the zstd frame holds {len(text)} bytes, it states {size}")
+    return text
+
+
+def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
+    """Return what contradicts itself in an index: places that overlap, keys given twice, tensors without a first row."""
+    problems = []
+    keys: dict[TensorKey, int] = {}
+    seen: set[tuple[int, int]] = set()
+    end = 0
+    for number, row in enumerate(rows):
+        where = f"rows[{number}]"
+        if row.offset < end or row.offset % 8 or not row.metadata_bytes:
+            message = f"place [{row.offset}, {row.block.end}) after a row that ends at {end}"
+            problems.append(Problem(ProblemCode.ROW_PLACE, where, message, SPEC))
+        end = row.block.end
+        problems += _page_place_problems(row, where)
+        if (row.tensor_index, row.page_offset) in seen:
+            message = f"tensor_index {row.tensor_index}, page_offset {row.page_offset} is given twice"
+            problems.append(Problem(ProblemCode.INDEX_INVALID, where, message, SPEC))
+        seen.add((row.tensor_index, row.page_offset))
+        if keys.setdefault(row.key, row.tensor_index) != row.tensor_index:
+            message = f"{row.key} is tensor {keys[row.key]}'s and tensor {row.tensor_index}'s"
+            problems.append(Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message, SPEC))
+    return problems
+
+
+def _page_place_problems(row: IndexRow, where: str) -> list[Problem]:
+    if row.pages_offset is None:
+        return []
+    first, last = row.offset + row.metadata_bytes, row.block.end
+    pages_end = row.pages_offset + (row.pages_bytes or 0)
+    if first <= row.pages_offset <= pages_end <= last and (row.checksums_offset or first) >= first:
+        return []
+    message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}, body [{first}, {last})"
+    return [Problem(ProblemCode.ROW_PLACE, where, message, SPEC)]

@@ -1,0 +1,373 @@
+"""Open snapshots: list them without touching a page, read tensors as views of the mapping, verify everything.
+
+Spec: snapshot format, sections 4 and 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from fsspec.callbacks import Callback, NoOpCallback
+
+from hurray_arrow.arrow.metadata import check_expected
+from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
+from hurray_arrow.arrow.schema import page_class_of
+from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
+from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, entries_of, one_entry, select_entries
+from hurray_arrow.snapshot.files import FileRange, PathLike
+from hurray_arrow.snapshot.groups import missing_components
+from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.snapshot.recovery import RecoveredRows
+from hurray_arrow.snapshot.row_source import IndexedRows
+from hurray_arrow.snapshot.tail import read_tail
+from hurray_arrow.tensor import BlockPagedTensor
+
+
+def open_snapshot(
+    path: PathLike,
+    *,
+    expect: Mapping[str, Any] | None = None,
+    recover: bool = False,
+    trusted: bool = False,
+    mapped: bool = True,
+) -> Snapshot:
+    """Open a snapshot; nothing but its end is read.
+
+    Parameters
+    ----------
+    path
+        The file.
+    expect
+        What the snapshot has to be, by dotted name: ``{"model.revision": "9f2c", "tenant": None}`` compares each value with
+        the metadata's.
+    recover
+        Read whole rows of a file that has no end batch: one whose writer died, or that another tool rewrote. What could
+        not be verified is listed in :attr:`Snapshot.unverified`. A complete snapshot opens as always.
+    trusted
+        Skip row hashes and Arrow's full validation when reading: only for a file that this program itself just wrote.
+    mapped
+        False reads tensors into new memory, for file systems where a mapping fails or faults.
+
+    Returns
+    -------
+    Snapshot
+        A context manager. Tensors read from it stay valid after it is closed.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError
+        As the system says.
+    SnapshotIncompleteError
+        The file is empty or has no end batch.
+    SnapshotCorruptError
+        The end of the file is damaged: ``index_checksum``, ``index_invalid``, ``schema_checksum``, ``footer_invalid``,
+        ``metadata_invalid``.
+    UnsupportedError
+        Another version of the format, or a required feature that this version does not know.
+    SnapshotMismatchError
+        The snapshot is not what ``expect`` says.
+
+    Notes
+    -----
+    Untrusted files are safe to open; what they hold is not thereby true. A mapped file that somebody truncates kills the
+    process that reads it (SIGBUS): nobody may write into a file that may be mapped, and this library never does.
+
+    Spec: snapshot format, section 4.
+    """
+    source = FileRange(path, mapped=mapped)
+    try:
+        try:
+            tail = read_tail(source)
+        except (SnapshotIncompleteError, SnapshotCorruptError):
+            if not recover:
+                raise
+            snapshot = _recovered(source)
+        else:
+            snapshot = Snapshot(source.url, tail.metadata, IndexedRows(source, tail, trusted=trusted))
+        check_expected(snapshot.metadata, expect)
+    except BaseException:
+        source.close()
+        raise
+    return snapshot
+
+
+def _recovered(source: FileRange) -> Snapshot:
+    rows = RecoveredRows(source)
+    snapshot = Snapshot(source.url, rows.metadata, rows)
+    for entry in rows.entries:
+        try:
+            tensor, checksums = snapshot._tensor_of(entry)
+            problems = _page_problems(tensor, checksums, entry, rows.unverified)
+        except HurrayArrowError as error:
+            problems = list(_problems_of(error, entry))
+        if problems:
+            rows.leave_out(entry, problems)
+    snapshot.unverified = tuple(rows.unverified)
+    return snapshot
+
+
+class RowProvider(Protocol):
+    """Where a snapshot's rows come from: a file with an index, or what was left of one."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """One per tensor, in snapshot order."""
+
+    def rows_of(self, tensor_index: int) -> list[Row]:
+        """All rows of a tensor in page order, checked as far as the provider can."""
+
+    def damage_of(self, tensor_index: int) -> list[Problem]:
+        """What the hashes say of the rows of a tensor, page values aside."""
+
+    def close(self) -> None:
+        """Close the file; what was given out stays valid."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What :meth:`Snapshot.verify` looked at.
+
+    Parameters
+    ----------
+    num_tensors, num_pages, page_bytes
+        What was read and found right.
+    unverified
+        What could not be checked, such as pages without checksums.
+    """
+
+    num_tensors: int
+    num_pages: int
+    page_bytes: int
+    unverified: tuple[Problem, ...]
+
+
+class Snapshot:
+    """An open snapshot; see :func:`open_snapshot`. May be read from many threads.
+
+    Attributes
+    ----------
+    url
+        Where it lies.
+    metadata
+        The snapshot's metadata (format page section 3).
+    unverified
+        What recovery could not verify; empty for a complete snapshot.
+    """
+
+    def __init__(
+        self, url: str, metadata: Mapping[str, Any], rows: RowProvider, *, unverified: Sequence[Problem] = ()
+    ) -> None:
+        self.url = url
+        self.metadata = dict(metadata)
+        self.unverified = tuple(unverified)
+        self._rows = rows
+        self._tables: dict[int, Tables] = {}
+
+    @property
+    def profile(self) -> str | None:
+        """``share`` or ``archive``; ``None`` where recovery found no metadata."""
+        return self.metadata.get("profile")
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """One entry per tensor in snapshot order, pages untouched."""
+        return self._rows.entries
+
+    def read(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        verify: bool = False,
+    ) -> BlockPagedTensor:
+        """Read the one tensor that the selectors name.
+
+        Parameters
+        ----------
+        layer_index, layer_name, kv_role, kv_group, component
+            One value or several; what is not given admits all.
+        verify
+            Check the page checksums too, which reads every page.
+
+        Returns
+        -------
+        BlockPagedTensor
+            Its page pool is a read-only view that keeps the mapping alive (new memory where the snapshot is not mapped);
+            tables and quantization buffers lie at multiples of 64 bytes, copied where they have to be.
+
+        Raises
+        ------
+        LookupError
+            Not exactly one tensor matches; the message lists the matches.
+        SnapshotCorruptError
+            ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, the tensor's own broken invariants,
+            ``page_checksum`` with ``verify``; ``companion_missing``: the snapshot is partial and the tensor's layer lacks
+            a companion that the metadata lists.
+        UnsupportedError
+            The pages have an encoding that this version does not know.
+        """
+        matches = self.select(
+            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
+        )
+        return self._read(one_entry(matches), verify=verify)
+
+    def iter_tensors(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        verify: bool = False,
+    ) -> Iterator[BlockPagedTensor]:
+        """Read every tensor that the selectors admit, one after another in snapshot order; as :meth:`read`."""
+        for entry in self.select(
+            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
+        ):
+            yield self._read(entry, verify=verify)
+
+    def select(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+    ) -> list[Entry]:
+        """Return the entries that the selectors admit, in snapshot order."""
+        return select_entries(
+            self.entries,
+            layer_index=layer_index,
+            layer_name=layer_name,
+            kv_role=kv_role,
+            kv_group=kv_group,
+            component=component,
+        )
+
+    def verify(self, *, progress: Callback | None = None) -> VerifyReport:
+        """Check everything: hashes, structure, every tensor's invariants, every page checksum.
+
+        Parameters
+        ----------
+        progress
+            Told of the bytes of pages read.
+
+        Returns
+        -------
+        VerifyReport
+            What was checked, and what could not be.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            Everything that is wrong, in ``.problems``.
+        """
+        progress = progress or NoOpCallback()
+        progress.set_size(sum(entry.stored_bytes for entry in self.entries))
+        problems: list[Problem] = []
+        unverified = list(self.unverified)
+        num_pages = page_bytes = 0
+        for entry in self.entries:
+            problems += self._rows.damage_of(entry.tensor_index)
+            try:
+                tensor, checksums = self._tensor_of(entry)
+                problems += _page_problems(tensor, checksums, entry, unverified)
+            except HurrayArrowError as error:
+                problems += _problems_of(error, entry)
+                continue
+            num_pages += tensor.num_pages
+            page_bytes += tensor.buffers[0].nbytes
+            progress.relative_update(entry.stored_bytes)
+        if problems:
+            raise SnapshotCorruptError(dict.fromkeys(problems), url=self.url)
+        return VerifyReport(len(self.entries), num_pages, page_bytes, tuple(unverified))
+
+    def close(self) -> None:
+        """Close the file; tensors that were read stay valid."""
+        self._rows.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Snapshot({self.url!r}, profile={self.profile!r}, {len(self.entries)} tensors)"
+
+    def _read(self, entry: Entry, *, verify: bool) -> BlockPagedTensor:
+        self._check_companions(entry)
+        tensor, checksums = self._tensor_of(entry)
+        if verify:
+            problems = _page_problems(tensor, checksums, entry, [])
+            if problems:
+                raise SnapshotCorruptError(problems, url=self.url)
+        return tensor
+
+    def _tensor_of(self, entry: Entry) -> tuple[BlockPagedTensor, np.ndarray[Any, Any] | None]:
+        rows = self._rows.rows_of(entry.tensor_index)
+        tensor = tensor_from_rows(rows, self._tables_of(rows[0]), align_small_buffers=True)
+        stored = [row.page_checksums for row in rows if row.page_checksums is not None]
+        return tensor, np.concatenate(stored) if stored else None
+
+    def _tables_of(self, row: Row) -> Tables:
+        """The group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
+        group = self._tables.get(row.kv_group)
+        if group is None:
+            first = min(entry.tensor_index for entry in self.entries if entry.kv_group == row.kv_group)
+            own = row if first == row.tensor_index else self._rows.rows_of(first)[0]
+            found = tables_of(own, None)
+            group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
+            self._tables[row.kv_group] = group
+        return tables_of(row, group) if row.tables is not None else group
+
+    def _check_companions(self, entry: Entry) -> None:
+        groups = self.metadata.get("groups", [])
+        if entry.kv_group >= len(groups):
+            return
+        present = {
+            other.component
+            for other in self.entries
+            if other.kv_group == entry.kv_group and other.layer == entry.layer
+        }
+        missing = missing_components(groups[entry.kv_group], present)
+        if missing:
+            message = f"the metadata lists components {missing} for this layer, and the snapshot does not hold them"
+            raise refuse(ProblemCode.COMPANION_MISSING, str(entry), message, url=self.url)
+
+
+def _page_problems(
+    tensor: BlockPagedTensor, stored: np.ndarray[Any, Any] | None, entry: Entry, unverified: list[Problem]
+) -> list[Problem]:
+    where = f"tensor {entry.tensor_index}.page_pool"
+    if stored is None:
+        if tensor.buffers[0].nbytes:
+            unverified.append(Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC))
+        return []
+    found = page_checksums(tensor.buffers[0], checksum_piece_bytes(page_class_of(tensor.descriptor)))
+    if len(found) != len(stored):
+        message = f"{len(stored)} checksums, expected {len(found)}"
+        return [Problem(ProblemCode.PAGE_CHECKSUM, where, message, SPEC)]
+    return [
+        Problem(
+            ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {found[page]:016x}, stored {stored[page]:016x}", SPEC
+        )
+        for page in np.flatnonzero(found != stored)
+    ]
+
+
+def _problems_of(error: HurrayArrowError, entry: Entry) -> Sequence[Problem]:
+    problems: Sequence[Problem] = getattr(error, "problems", ())
+    return problems or [Problem(ProblemCode.UNVERIFIED, str(entry), str(error), SPEC)]

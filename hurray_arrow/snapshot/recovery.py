@@ -1,0 +1,182 @@
+"""What is left of a snapshot without its end batch: whole rows, and a list of what could not be verified.
+
+A writer that died left a file without a footer; another tool that rewrote the file dropped the end batch, may have put many
+rows into a batch, renamed child fields, stripped the extension types and written list for large_list. Both are read as
+what an Arrow file is after its first 8 bytes: a stream.
+
+Spec: snapshot format, section 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from hurray_arrow.arrow.ipc_layout import HEAD_BYTES, MAGIC, IpcLayoutError, batch_layout
+from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
+from hurray_arrow.arrow.rows import Row
+from hurray_arrow.arrow.types import PLAIN
+from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.errors import (
+    HurrayArrowError,
+    InvalidDescriptorError,
+    Problem,
+    ProblemCode,
+    SnapshotCorruptError,
+    SnapshotIncompleteError,
+)
+from hurray_arrow.snapshot.entries import Entry
+from hurray_arrow.snapshot.files import FileRange
+from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.spec import INDEX_TYPE_NAMES
+
+#: A rewritten file may be compressed; a body that states more than this many times its size is not decompressed.
+MAX_EXPANSION = 100
+FREE_EXPANSION_BYTES = 64 << 20
+
+
+class RecoveredRows:
+    """Rows of a file that has no end batch.
+
+    Parameters
+    ----------
+    source
+        The file.
+
+    Attributes
+    ----------
+    metadata
+        The snapshot's metadata, empty where it is gone.
+    unverified
+        What could not be checked, and what was left out.
+
+    Raises
+    ------
+    SnapshotIncompleteError
+        Not even a schema is left.
+    """
+
+    def __init__(self, source: FileRange) -> None:
+        self._source = source
+        self.unverified: list[Problem] = [
+            _unverified("snapshot", "there is no index: whether tensors are missing is not known, row hashes are gone")
+        ]
+        self._rows: dict[int, list[Row]] = {}
+        schema, batches = self._open()
+        self.metadata = self._metadata_of(schema)
+        for batch in batches:
+            self._take(batch)
+        self.entries: tuple[Entry, ...] = tuple(
+            entry for tensor_index in sorted(self._rows) if (entry := self._entry(tensor_index)) is not None
+        )
+
+    def rows_of(self, tensor_index: int) -> list[Row]:
+        """Return all rows of a tensor in page order."""
+        return self._rows[tensor_index]
+
+    def damage_of(self, tensor_index: int) -> list[Problem]:
+        """Return nothing: the row hashes are gone."""
+        del tensor_index
+        return []
+
+    def leave_out(self, entry: Entry, problems: list[Problem]) -> None:
+        """Drop a tensor that cannot be read, and list why."""
+        self.entries = tuple(other for other in self.entries if other is not entry)
+        self.unverified += problems
+
+    def close(self) -> None:
+        """Close the file."""
+        self._source.close()
+
+    def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        size = self._source.size
+        start = HEAD_BYTES if self._source.read(0, min(size, len(MAGIC))).to_pybytes() == MAGIC else 0
+        stream = pa.BufferReader(self._source.read(start, size - start)) if size > start else pa.BufferReader(b"")
+        try:
+            reader = pa.ipc.MessageReader.open_stream(stream)
+            schema = pa.ipc.read_schema(reader.read_next_message())
+        except (pa.ArrowException, OSError, StopIteration, EOFError) as error:
+            raise SnapshotIncompleteError(f"nothing to recover: {error}", url=self._source.url) from error
+        return schema, self._batches(reader, schema)
+
+    def _batches(self, reader: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        number = 0
+        while True:
+            try:
+                message = reader.read_next_message()
+                _check_expansion(message)
+                batch = pa.ipc.read_record_batch(message, schema)
+                batch.validate(full=True)
+            except StopIteration:
+                return
+            except (pa.ArrowException, IpcLayoutError, OSError, EOFError, ValueError) as error:
+                self.unverified.append(_unverified(f"batch {number}", f"the file is not readable from here: {error}"))
+                return
+            yield batch
+            number += 1
+
+    def _metadata_of(self, schema: pa.Schema) -> dict[str, Any]:
+        check_format_version(schema.metadata, url=self._source.url)
+        try:
+            return parse_schema_metadata(schema.metadata, url=self._source.url)
+        except SnapshotCorruptError as error:
+            self.unverified += [_unverified(problem.where, problem.message) for problem in error.problems]
+            return {}
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        for number in range(batch.num_rows):
+            try:
+                row = Row.read(batch, number)
+            except HurrayArrowError as error:
+                self.unverified.append(_unverified(f"row {number} of a batch", f"left out: {error}"))
+                continue
+            self._rows.setdefault(row.tensor_index, []).append(row)
+
+    def _entry(self, tensor_index: int) -> Entry | None:
+        rows = sorted(self._rows[tensor_index], key=lambda row: row.page_offset)
+        self._rows[tensor_index] = rows
+        first = rows[0]
+        try:
+            descriptor = BlockPagedDescriptor.decode(first.descriptor or b"")
+        except (InvalidDescriptorError, NotImplementedError) as error:
+            self.unverified.append(_unverified(f"tensor {tensor_index}", f"left out: {error}"))
+            return None
+        return Entry(
+            tensor_index=tensor_index,
+            layer_index=first.layer_index,
+            layer_name=first.layer_name,
+            kv_role=first.kv_role,
+            component=first.component,
+            kv_group=first.kv_group,
+            num_pages=descriptor.num_pages,
+            page_shape=descriptor.page_shape,
+            num_seqs=descriptor.num_seqs,
+            element_type=descriptor.element_type.name,
+            index_type=INDEX_TYPE_NAMES[descriptor.index_type],
+            encoding=PLAIN,
+            num_rows=len(rows),
+            stored_bytes=sum(row.pool.nbytes for row in rows),
+        )
+
+
+def _check_expansion(message: pa.ipc.Message) -> None:
+    layout = batch_layout(message.metadata)
+    if layout.compression is None or message.body is None:
+        return
+    body = memoryview(message.body)
+    stated = 0
+    for start, size in layout.buffers:
+        if size:
+            if start < 0 or size < 8 or start + size > len(body):
+                raise IpcLayoutError(f"buffer [{start}, {start + size}) of a body of {len(body)} bytes")
+            # A prefix of -1 says that the buffer is stored as it is.
+            stated += max(struct.unpack_from("<q", body, start)[0], size)
+    if stated > MAX_EXPANSION * len(body) + FREE_EXPANSION_BYTES:
+        raise IpcLayoutError(f"{len(body)} compressed bytes state {stated} bytes")
+
+
+def _unverified(where: str, message: str) -> Problem:
+    return Problem(ProblemCode.UNVERIFIED, where, message, SPEC)

@@ -1,0 +1,130 @@
+"""The end of a snapshot file: footer, end batch and index, checked against each other before any row is read.
+
+Spec: snapshot format, section 4, "Order of checks".
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from hurray_arrow.arrow.ipc_layout import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    Block,
+    IpcLayoutError,
+    footer_blocks,
+    footer_bytes_of,
+)
+from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
+from hurray_arrow.arrow.schema import schema_xxh3
+from hurray_arrow.errors import (
+    HurrayArrowError,
+    Problem,
+    ProblemCode,
+    SnapshotCorruptError,
+    SnapshotIncompleteError,
+)
+from hurray_arrow.snapshot.files import FileRange
+from hurray_arrow.snapshot.index import SPEC, Index
+
+NOT_FINISHED = "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What the end of a file says: its schema, the snapshot's metadata, and the index."""
+
+    schema: pa.Schema
+    metadata: dict[str, Any]
+    index: Index
+
+
+def read_tail(source: FileRange) -> Tail:
+    """Read and check the end of a snapshot: index_xxh3, then schema_xxh3, then the footer's blocks against the index.
+
+    Raises
+    ------
+    SnapshotIncompleteError
+        No Arrow footer, or no end batch.
+    SnapshotCorruptError
+        ``index_checksum``, ``index_invalid``, ``schema_checksum``, ``footer_invalid``, ``metadata_invalid``.
+    UnsupportedError
+        Another version of the format, or a feature that this version does not know.
+    """
+    url = source.url
+    blocks = _footer(source)
+    try:
+        reader = pa.ipc.open_file(pa.PythonFile(_RangeFile(source), mode="r"))
+        schema = reader.schema
+        check_format_version(schema.metadata, url=url)
+        end, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
+    except HurrayArrowError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise _footer_error(str(error), url) from error
+    if end.num_rows:
+        raise SnapshotIncompleteError(NOT_FINISHED, url=url)
+    index = Index.from_custom_metadata(pairs, url=url)
+    found = schema_xxh3(schema)
+    if found != index.schema_xxh3:
+        message = f"xxh3 {found}, the index says {index.schema_xxh3}"
+        raise SnapshotCorruptError(Problem(ProblemCode.SCHEMA_CHECKSUM, "schema", message, SPEC), url=url)
+    places = [row.block for row in index.rows]
+    if index.kind != "file" or blocks[:-1] != places:
+        message = f"{len(blocks) - 1} blocks before the last, the index has {len(places)} rows elsewhere"
+        raise _footer_error(message, url)
+    return Tail(schema, parse_schema_metadata(schema.metadata, url=url), index)
+
+
+def _footer(source: FileRange) -> list[Block]:
+    """The footer's blocks; the last is the end batch."""
+    if source.size < HEAD_BYTES + TAIL_BYTES:
+        raise SnapshotIncompleteError(f"{source.size} bytes are no Arrow file", url=source.url)
+    try:
+        size = footer_bytes_of(source.read(source.size - TAIL_BYTES, TAIL_BYTES).to_pybytes())
+        start = source.size - TAIL_BYTES - size
+        if start < HEAD_BYTES:
+            raise IpcLayoutError(f"a footer of {size} bytes in a file of {source.size}")
+        blocks = footer_blocks(source.read(start, size).to_pybytes())
+    except IpcLayoutError as error:
+        raise SnapshotIncompleteError(f"{error}: {NOT_FINISHED}", url=source.url) from error
+    if not blocks or any(block.offset < HEAD_BYTES or block.end > start for block in blocks):
+        raise _footer_error(f"{len(blocks)} blocks, expected one at least and all before byte {start}", source.url)
+    return blocks
+
+
+def _footer_error(message: str, url: str) -> SnapshotCorruptError:
+    return SnapshotCorruptError(Problem(ProblemCode.FOOTER_INVALID, "footer", message, SPEC), url=url)
+
+
+class _RangeFile(io.RawIOBase):
+    """A file object over a source, for pyarrow; only the footer and the end batch are asked of it."""
+
+    def __init__(self, source: FileRange) -> None:
+        super().__init__()
+        self._source = source
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(self._source.size - self._position, 0)
+        data = self._source.read(self._position, rest if size < 0 else min(size, rest)).to_pybytes()
+        self._position += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
