@@ -18,6 +18,8 @@ from hurray_arrow.intake import array_problems, as_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
+_COMPARED_AT_ONCE_BYTES = 2**24
+
 BUFFER_NAMES = ("page_pool", "block_table", "seq_ptr")
 _SIZE_CODES = (ProblemCode.PAGE_POOL_SIZE, ProblemCode.BLOCK_TABLE_SIZE, ProblemCode.SEQ_PTR_SIZE)
 _SPECS = ("Storage Invariants 4", "Buffer Table", "Buffer Table")
@@ -28,33 +30,25 @@ def buffer_name(index: int) -> str:
     return BUFFER_NAMES[index] if index < len(BUFFER_NAMES) else f"buffers[{index}]"
 
 
-def take_memory(buffers: Sequence[Any], *, count: int) -> tuple[list[Problem], list[Bytes]]:
+def take_memory(buffers: Sequence[Any], *, first: int = 0) -> tuple[list[Problem], list[Bytes]]:
     """View memory of any kind as bytes.
 
     Parameters
     ----------
     buffers
         Arrays, bytes, memoryviews and whatever else has the buffer protocol; ``None`` for an empty buffer.
-    count
-        How many there have to be.
+    first
+        Index of the first buffer in the descriptor, for messages.
 
     Returns
     -------
     problems : list of Problem
-        Codes ``buffer_missing``, ``buffer_dtype``, ``buffer_layout``.
+        Codes ``buffer_dtype``, ``buffer_layout``.
     memory : list of numpy.ndarray
-        Read-only uint8 views that keep the memory alive; nothing useful where there are problems.
+        Read-only uint8 views that keep the memory alive; empty ones where there are problems.
     """
-    if len(buffers) != count:
-        message = f"{len(buffers)} buffers, expected {count}, as many as the descriptor has"
-        return [Problem(ProblemCode.BUFFER_MISSING, "buffers", message, "Buffer Table")], []
-    problems: list[Problem] = []
-    memory = []
-    for index, buffer in enumerate(buffers):
-        found, view = _view(buffer, buffer_name(index))
-        problems += found
-        memory.append(view)
-    return problems, memory
+    found = [_view(buffer, buffer_name(index)) for index, buffer in enumerate(buffers, first)]
+    return [problem for problems, _ in found for problem in problems], [view for _, view in found]
 
 
 def _view(buffer: Any, name: str) -> tuple[list[Problem], Bytes]:
@@ -92,8 +86,8 @@ def fit_buffers(
     Returns
     -------
     problems : list of Problem
-        Codes ``page_pool_size``, ``block_table_size``, ``seq_ptr_size``, ``quantization_buffer_size``. That
-        block_table and seq_ptr disagree is not among them: it is an invariant of its own.
+        Codes ``buffer_missing``, ``page_pool_size``, ``block_table_size``, ``seq_ptr_size``,
+        ``quantization_buffer_size``. That block_table and seq_ptr disagree is an invariant of its own.
     fitted : list of numpy.ndarray
         The buffers, cut where they were to be cut.
     cut : list of str
@@ -101,6 +95,8 @@ def fit_buffers(
 
     Spec: block-paged layout, Buffer Table and Storage Invariants 4; snapshot format section 2.
     """
+    if len(memory) != len(descriptor.buffers):
+        return [_count_problem(len(memory), len(descriptor.buffers))], memory, []
     problems: list[Problem] = []
     cut: list[str] = []
     width = descriptor.index_dtype.itemsize
@@ -135,11 +131,58 @@ def _table_bytes(descriptor: BlockPagedDescriptor, seq_ptr: Bytes) -> int:
     return int(last.view(descriptor.index_dtype)[0]) * width
 
 
+def _count_problem(count: int, expected: int) -> Problem:
+    message = f"{count} buffers, expected {expected}, as many as the descriptor has"
+    return Problem(ProblemCode.BUFFER_MISSING, "buffers", message, "Buffer Table")
+
+
 def _size_problem(index: int, size: int, declared: int, wanted: int) -> Problem:
     message = f"{size} bytes, the descriptor says {declared}, expected {wanted}"
     if size >= declared and size >= wanted:
         message += "; strict=False cuts a longer buffer"
     return Problem(_SIZE_CODES[index], buffer_name(index), message, _SPECS[index])
+
+
+def validate_arrays(descriptor: BlockPagedDescriptor, arrays: Sequence[Any]) -> list[Problem]:
+    """Check that arrays are what the descriptor says: their number, dtypes, shapes and sizes.
+
+    Parameters
+    ----------
+    descriptor
+        Of the tensor.
+    arrays
+        page_pool, block_table, seq_ptr, then the quantization parameters.
+
+    Returns
+    -------
+    list of Problem
+        Codes ``buffer_missing``, ``buffer_dtype``, ``buffer_layout``, ``page_pool_size``, ``block_table_size``,
+        ``seq_ptr_size``, ``quantization_buffer_size``.
+
+    Spec: block-paged layout, Buffer Table and Storage Invariants 4.
+    """
+    if len(arrays) != len(descriptor.buffers):
+        return [_count_problem(len(arrays), len(descriptor.buffers))]
+    element = descriptor.element_type
+    tables = [descriptor.index_dtype]
+    problems = array_problems(
+        arrays[0], name="page_pool", dtypes=[element.pool_dtype], ndim=1 if element.is_packed else 4
+    )
+    for index in range(1, len(arrays)):
+        dtypes = tables if index < len(BUFFER_NAMES) else [np.dtype(np.uint8)]
+        problems += array_problems(arrays[index], name=buffer_name(index), dtypes=dtypes, ndim=1)
+    if problems:
+        return problems
+    shape = (descriptor.pool_bytes,) if element.is_packed else (descriptor.num_pages, *descriptor.page_shape)
+    if arrays[0].shape != shape:
+        message = f"shape {arrays[0].shape}, expected {shape}"
+        problems.append(Problem(ProblemCode.PAGE_POOL_SIZE, "page_pool", message, "Storage Invariants 4"))
+    for index, (array, handle) in enumerate(zip(arrays, descriptor.buffers, strict=True)):
+        if array.nbytes != handle.byte_size:
+            message = f"{array.nbytes} bytes, expected the descriptor's {handle.byte_size}"
+            code = _SIZE_CODES[index] if index < len(_SIZE_CODES) else ProblemCode.QUANTIZATION_BUFFER_SIZE
+            problems.append(Problem(code, buffer_name(index), message, "Buffer Table"))
+    return problems
 
 
 def on_cpu(descriptor: BlockPagedDescriptor, memory: Sequence[Bytes]) -> BlockPagedDescriptor:
@@ -152,3 +195,12 @@ def on_cpu(descriptor: BlockPagedDescriptor, memory: Sequence[Bytes]) -> BlockPa
         for handle, part in zip(descriptor.buffers, memory, strict=True)
     )
     return descriptor if handles == descriptor.buffers else replace(descriptor, buffers=handles)
+
+
+def same_bytes(one: Bytes, other: Bytes) -> bool:
+    """Say whether two buffers hold the same bytes."""
+    # In pieces, because numpy builds an array of the answers.
+    step = _COMPARED_AT_ONCE_BYTES
+    return one.size == other.size and all(
+        np.array_equal(one[start : start + step], other[start : start + step]) for start in range(0, one.size, step)
+    )

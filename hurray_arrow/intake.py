@@ -113,7 +113,7 @@ def take_tables(block_table: Any, seq_ptr: Any, index_type: IndexType | None) ->
     Returns
     -------
     problems : list of Problem
-        As :func:`array_problems`.
+        As :func:`array_problems`; ``seq_ptr_size`` where seq_ptr has no entry.
     index_type : IndexType
         Of both tables, UINT32 where there are problems.
     """
@@ -122,7 +122,11 @@ def take_tables(block_table: Any, seq_ptr: Any, index_type: IndexType | None) ->
     index_type = IndexType.UINT32 if index_type is None else index_type
     dtypes = [_INDEX_DTYPES[index_type]]
     problems = array_problems(block_table, name="block_table", dtypes=dtypes, ndim=1)
-    return problems + array_problems(seq_ptr, name="seq_ptr", dtypes=dtypes, ndim=1), index_type
+    problems += array_problems(seq_ptr, name="seq_ptr", dtypes=dtypes, ndim=1)
+    if not problems and seq_ptr.size == 0:
+        message = "0 entries, expected num_seqs + 1, which is 1 for an empty batch"
+        problems.append(Problem(ProblemCode.SEQ_PTR_SIZE, "seq_ptr", message, _SPEC))
+    return problems, index_type
 
 
 class TakenPool(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hurray_arrow.errors import Problem, ProblemCode
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, Quantization
 from hurray_arrow.sequences import Sequences, UInt64Array
 from hurray_arrow.spec import UINT64_MAX
@@ -114,6 +114,21 @@ def validate_page_ids(
         "Storage Invariants 3",
         say=lambda k: (f"{name}[{first + k}]", f"page id {page_ids[k]}, expected < num_pages {num_pages}"),
     )
+
+
+def check_page_ids(page_ids: IndexArray, *, num_pages: int, name: str = "block_table", first: int = 0) -> None:
+    """Raise what :func:`validate_page_ids` finds.
+
+    Raises
+    ------
+    InvariantError
+        ``page_id_out_of_range``.
+
+    Spec: Storage Invariants 3.
+    """
+    problems = validate_page_ids(page_ids, num_pages=num_pages, name=name, first=first)
+    if problems:
+        raise InvariantError(problems)
 
 
 def validate_pool_padding(pool_bytes: npt.NDArray[np.uint8], *, used_bits: int) -> list[Problem]:

@@ -1,9 +1,9 @@
-"""Reading values out of pages, and who refers to which page: pure functions of arrays.
+"""Reading values out of pages: pure functions of arrays.
 
 A run is what one sequence contributes: its page ids and its number of tokens. The callers have checked that the ids
 name pages of the pool and that there are enough of them; nothing here checks again.
 
-Spec: block-paged layout, Element Lookup, Partial trailing page and Prefix Sharing.
+Spec: block-paged layout, Element Lookup and Partial trailing page.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ Run: TypeAlias = tuple[IndexArray, int]
 
 #: Elements of an unaligned packed pool that are unpacked at a time: each takes some 30 bytes while it is.
 _UNPACKED_AT_ONCE_ELEMS = 2**20
-#: Above this a (page, sequence) pair has no int64 of its own.
-_PAIR_LIMIT = 2**63
 
 
 def gather_tokens(page_pool: npt.NDArray[Any], runs: Sequence[Run]) -> npt.NDArray[Any]:
@@ -128,61 +126,3 @@ def _unpack_pages(
         else:
             starts = pool_bytes[: pool_bytes.size // page_bytes * page_bytes].reshape(-1, page_bytes)
             part[:] = element_type.unpack(starts[some].reshape(-1), part.size)
-
-
-def page_references(block_table: IndexArray, *, num_pages: int) -> npt.NDArray[np.int64]:
-    """Count the block_table entries that name each page.
-
-    Parameters
-    ----------
-    block_table
-        ``[total_logical_pages]``, every id < num_pages.
-    num_pages
-        Size of the pool in pages.
-
-    Returns
-    -------
-    numpy.ndarray
-        New int64 array ``[num_pages]``.
-
-    Spec: block-paged layout, Prefix Sharing.
-    """
-    return np.bincount(block_table.astype(np.int64), minlength=num_pages).astype(np.int64, copy=False)
-
-
-def sequences_per_page(block_table: IndexArray, seq_ptr: IndexArray, *, num_pages: int) -> npt.NDArray[np.int64]:
-    """Count the sequences that name each page; a sequence that names a page twice counts once.
-
-    Parameters
-    ----------
-    block_table
-        ``[total_logical_pages]``, every id < num_pages.
-    seq_ptr
-        ``[num_seqs + 1]``, non-decreasing from 0 to total_logical_pages.
-    num_pages
-        Size of the pool in pages.
-
-    Returns
-    -------
-    numpy.ndarray
-        New int64 array ``[num_pages]``.
-
-    Spec: block-paged layout, Prefix Sharing.
-    """
-    references = page_references(block_table, num_pages=num_pages)
-    # Only a page that is named twice can be named twice by one sequence, and few are.
-    again = references[block_table] > 1
-    pages = block_table[again].astype(np.int64)
-    num_seqs = seq_ptr.size - 1
-    starts, ends = seq_ptr[:-1].astype(np.int64), seq_ptr[1:].astype(np.int64)
-    owners = np.repeat(np.arange(num_seqs), ends - starts)[again]
-    if num_pages * num_seqs <= _PAIR_LIMIT:
-        # Sorting one integer per pair is several times as fast as sorting by two keys.
-        pairs = pages * num_seqs + owners
-        pairs.sort()
-        repeated = pairs[1:][pairs[1:] == pairs[:-1]] // max(num_seqs, 1)
-    else:
-        order = np.lexsort((owners, pages))
-        pages, owners = pages[order], owners[order]
-        repeated = pages[1:][(pages[1:] == pages[:-1]) & (owners[1:] == owners[:-1])]
-    return references - np.bincount(repeated, minlength=num_pages)

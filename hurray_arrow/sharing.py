@@ -1,0 +1,128 @@
+"""Who refers to which page.
+
+Spec: block-paged layout, Prefix Sharing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow import invariants
+from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.errors import InvariantError
+
+IndexArray: TypeAlias = npt.NDArray[Any]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+#: Above this a (page, sequence) pair has no int64 of its own.
+_PAIR_LIMIT = 2**63
+
+
+class PageSharing:
+    """What :class:`hurray_arrow.tensor.BlockPagedTensor`, which has the fields, says of sharing."""
+
+    __slots__ = ()
+
+    descriptor: BlockPagedDescriptor
+    block_table: IndexArray
+    seq_ptr: IndexArray
+
+    def page_references(self) -> Int64Array:
+        """Count the block_table entries that name each page.
+
+        Returns
+        -------
+        numpy.ndarray
+            New int64 array ``[num_pages]``.
+
+        Raises
+        ------
+        InvariantError
+            ``page_id_out_of_range``.
+
+        Spec: block-paged layout, Prefix Sharing.
+        """
+        invariants.check_page_ids(self.block_table, num_pages=self.descriptor.num_pages)
+        return _references(self.block_table, num_pages=self.descriptor.num_pages)
+
+    def sequences_per_page(self) -> Int64Array:
+        """Count the sequences that name each page; a sequence that names a page twice counts once.
+
+        Returns
+        -------
+        numpy.ndarray
+            New int64 array ``[num_pages]``.
+
+        Raises
+        ------
+        InvariantError
+            Codes of Storage Invariants 1 to 3.
+
+        Spec: block-paged layout, Prefix Sharing.
+        """
+        num_pages, num_seqs = self.descriptor.num_pages, self.descriptor.num_seqs
+        problems = invariants.validate_tables(self.block_table, self.seq_ptr, num_pages=num_pages, num_seqs=num_seqs)
+        if problems:
+            raise InvariantError(problems)
+        return _sequences_per_page(self.block_table, self.seq_ptr, num_pages=num_pages)
+
+    def shared_pages(self) -> Int64Array:
+        """Give the pages that two sequences or more name.
+
+        Returns
+        -------
+        numpy.ndarray
+            New int64 array of page ids, ascending.
+
+        Raises
+        ------
+        InvariantError
+            As :meth:`sequences_per_page`.
+
+        Spec: block-paged layout, Prefix Sharing.
+        """
+        return np.flatnonzero(self.sequences_per_page() > 1).astype(np.int64, copy=False)
+
+    def unreferenced_pages(self) -> Int64Array:
+        """Give the pages that no sequence names.
+
+        Returns
+        -------
+        numpy.ndarray
+            New int64 array of page ids, ascending.
+
+        Raises
+        ------
+        InvariantError
+            ``page_id_out_of_range``.
+
+        Spec: block-paged layout, Prefix Sharing.
+        """
+        return np.flatnonzero(self.page_references() == 0).astype(np.int64, copy=False)
+
+
+def _references(block_table: IndexArray, *, num_pages: int) -> Int64Array:
+    return np.bincount(block_table.astype(np.int64), minlength=num_pages).astype(np.int64, copy=False)
+
+
+def _sequences_per_page(block_table: IndexArray, seq_ptr: IndexArray, *, num_pages: int) -> Int64Array:
+    references = _references(block_table, num_pages=num_pages)
+    # Only a page that is named twice can be named twice by one sequence, and few are.
+    again = references[block_table] > 1
+    pages = block_table[again].astype(np.int64)
+    num_seqs = seq_ptr.size - 1
+    starts, ends = seq_ptr[:-1].astype(np.int64), seq_ptr[1:].astype(np.int64)
+    owners = np.repeat(np.arange(num_seqs), ends - starts)[again]
+    if num_pages * num_seqs <= _PAIR_LIMIT:
+        # Sorting one integer per pair is several times as fast as sorting by two keys.
+        pairs = pages * num_seqs + owners
+        pairs.sort()
+        repeated = pairs[1:][pairs[1:] == pairs[:-1]] // max(num_seqs, 1)
+    else:
+        order = np.lexsort((owners, pages))
+        pages, owners = pages[order], owners[order]
+        repeated = pages[1:][(pages[1:] == pages[:-1]) & (owners[1:] == owners[:-1])]
+    return references - np.bincount(repeated, minlength=num_pages)
