@@ -15,12 +15,15 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["errors"],
     ["spec"],
-    ["_json", "_wire"],
-    ["sequences"],
-    ["elements"],
+    ["_json", "_wire", "packing"],
+    ["elements", "schemes", "sequences"],
+    ["sections"],
     ["quantization"],
+    ["codec"],
     ["descriptor"],
-    ["invariants"],
+    ["intake", "invariants", "paging"],
+    ["buffers", "sharing"],
+    ["reading"],
     ["tensor"],
     ["arrow"],
     ["snapshot"],
@@ -33,8 +36,8 @@ STARTS_AT = {
     "ml_dtypes": "errors",
     "pyarrow": "arrow",
     "fsspec": "snapshot",
-    "xxhash": "snapshot",
-    "zstandard": "snapshot",
+    "xxhash": "arrow",
+    "zstandard": "arrow",
 }
 #: Optional packages, and the only place that may import each.
 SERVED_BY = {"click": "cli", "rich": "cli"}
