@@ -1,6 +1,7 @@
 """JSON as the snapshot format writes and reads it: strict, bounded, canonical.
 
-Spec: snapshot format, sections 3 and 6 (values from 2^53 are strings; duplicate keys, NaN and nesting beyond 16 are refused).
+Spec: snapshot format, sections 3 and 6 (values from 2^53 are strings; duplicate keys, NaN and nesting beyond 16 are
+refused).
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def loads(text: str | bytes, *, max_bytes: int) -> Any:
     Raises
     ------
     JsonError
-        Not UTF-8 or not JSON, longer than ``max_bytes``, a key given twice, NaN or an infinity, or nested deeper than 16.
+        Not UTF-8 or not JSON, longer than ``max_bytes``, a key given twice, NaN or an infinity, or nested deeper than
+        16.
     """
     if len(text) > max_bytes:
         raise JsonError(f"{len(text)} bytes of JSON, at most {max_bytes} are allowed")

@@ -1,7 +1,8 @@
 """A tensor as a snapshot row in Arrow, and back.
 
-Zero copy wherever Arrow's memory rules allow: the page pool always is, the tables are when their integers have the width
-of the column. Slices, filtered and concatenated batches come back right, because every array is read through its window.
+Zero copy wherever Arrow's memory rules allow: the page pool always is, the tables are when their integers have the
+width of the column. Slices, filtered and concatenated batches come back right, because every array is read through its
+window.
 
 Spec: snapshot format, sections 1 and 2.
 """
@@ -43,7 +44,8 @@ def to_record_batch(tensor: BlockPagedTensor, *, copy: bool | None = None) -> pa
     InvariantError
         The tensor breaks the specification.
     CopyRequiredError
-        ``copy=False`` and a buffer does not fit as it is: there are quantization buffers, which Arrow keeps in one piece.
+        ``copy=False`` and a buffer does not fit as it is: there are quantization buffers, which Arrow keeps in one
+        piece.
     """
     tensor.check()
     if copy is False and tensor.quantization_buffers:
@@ -61,16 +63,16 @@ def from_record_batch(batch: pa.RecordBatch, *, copy: bool | None = None) -> Blo
     Parameters
     ----------
     batch
-        The rows of one tensor, as :func:`to_record_batch` or a snapshot has them; also after another library rewrote them
-        (stripped extension types, list for large_list, views, slices).
+        The rows of one tensor, as :func:`to_record_batch` or a snapshot has them; also after another library rewrote
+        them (stripped extension types, list for large_list, views, slices).
     copy
         ``None``: a buffer is copied where it must be. ``False``: nothing may be.
 
     Returns
     -------
     BlockPagedTensor
-        Its buffers are views that keep the batch's memory alive, except pools that lie in several rows and tables stored
-        wider than the descriptor says.
+        Its buffers are views that keep the batch's memory alive, except pools that lie in several rows and tables
+        stored wider than the descriptor says.
 
     Raises
     ------
@@ -165,12 +167,12 @@ def row_batch(
         values["block_table"] = lambda kind: _block_table(tensor, kind)
         values["sequences"] = lambda kind: _one_list(sequences_array(tensor.sequences, tensor.num_seqs), kind)
     if tensor.quantization_buffers:
-        values["quantization_buffers"] = lambda kind: pa.array([[b.tobytes() for b in tensor.quantization_buffers]], kind)
+        values["quantization_buffers"] = lambda kind: pa.array(
+            [[b.tobytes() for b in tensor.quantization_buffers]], kind
+        )
     if page_checksums is not None:
         values["page_checksums"] = lambda kind: _one_list(_primitive(page_checksums, kind.value_type), kind)
-    arrays = [
-        values[field.name](field.type) if field.name in values else pa.nulls(1, field.type) for field in schema
-    ]
+    arrays = [values[field.name](field.type) if field.name in values else pa.nulls(1, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -6,6 +6,7 @@ Spec: snapshot format, section 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,10 @@ def _ragged(
     flat = np.concatenate(present) if present else np.empty(0)
     mask = pa.array([value is None for value in values], pa.bool_())
     return pa.ListArray.from_arrays(
-        pa.array(offsets.astype(np.int32)), pa.array(flat.astype(item_type.to_pandas_dtype())), type=list_type, mask=mask
+        pa.array(offsets.astype(np.int32)),
+        pa.array(flat.astype(item_type.to_pandas_dtype())),
+        type=list_type,
+        mask=mask,
     )
 
 
@@ -119,7 +123,7 @@ def _from_ragged(array: pa.ListArray, item_type: pa.DataType) -> tuple[npt.NDArr
     offsets, items = list_window(array)
     values = primitive_values(items.cast(item_type))
     bounds = offsets.tolist()
-    pieces = [values[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    pieces = [values[first:last] for first, last in pairwise(bounds)]
     if not array.null_count:
         return tuple(pieces)
     valid = array.is_valid().to_pylist()

@@ -1,7 +1,7 @@
 """Where things lie in an Arrow IPC file: the footer's blocks and a record batch's buffers.
 
-pyarrow reads batches but does not say where they are, and it decompresses before anybody could look at a size. These few
-bounds-checked reads of the format's flatbuffers do only that.
+pyarrow reads batches but does not say where they are, and it decompresses before anybody could look at a size. These
+few bounds-checked reads of the format's flatbuffers do only that.
 
 Spec: Arrow columnar format, "IPC File Format" and "Encapsulated message format" (File.fbs, Message.fbs).
 """

@@ -1,6 +1,7 @@
 """The snapshot's own metadata: one JSON document in the Arrow schema's metadata.
 
-It says what a cache belongs to, so that nobody loads keys and values of another model, revision or tenant without an error.
+It says what a cache belongs to, so that nobody loads keys and values of another model, revision or tenant without an
+error.
 
 Spec: snapshot format, sections 3 and 6. JSON Schema: ``schemas/snapshot.schema.json``.
 """
@@ -60,8 +61,8 @@ def new_metadata(
     Raises
     ------
     ValueError
-        A key that belongs to the writer or that the format does not have (put your own under ``user``), or a value of the
-        wrong type.
+        A key that belongs to the writer or that the format does not have (put your own under ``user``), or a value of
+        the wrong type.
     """
     given = dict(given or {})
     allowed = {"id", "created", "producer", *_OPTIONAL} - {"partial"}
@@ -133,13 +134,12 @@ def metadata_problems(metadata: Any) -> list[Problem]:
     """Return what is wrong with a snapshot's metadata; unknown keys are allowed (section 6)."""
     if not isinstance(metadata, dict):
         return [_problem(SNAPSHOT_KEY, f"{type(metadata).__name__}, expected an object")]
-    problems = []
-    for key, kind in _REQUIRED.items():
-        if not _is(metadata.get(key), kind):
-            problems.append(_problem(key, f"{metadata.get(key)!r:.40}, expected {kind.__name__}"))
-    for key, kind in _OPTIONAL.items():
-        if key in metadata and not _is(metadata[key], kind):
-            problems.append(_problem(key, f"{metadata[key]!r:.40}, expected {kind.__name__}"))
+    kinds = {**_REQUIRED, **{key: kind for key, kind in _OPTIONAL.items() if key in metadata}}
+    problems = [
+        _problem(key, f"{metadata.get(key)!r:.40}, expected {kind.__name__}")
+        for key, kind in kinds.items()
+        if not _is(metadata.get(key), kind)
+    ]
     if problems:
         return problems
     align = metadata["page_align_bytes"]
@@ -150,9 +150,12 @@ def metadata_problems(metadata: Any) -> list[Problem]:
         problems.append(_problem("page_align_bytes", f"{align}, expected a power of two in {bounds}"))
     if not all(isinstance(feature, str) for feature in metadata["requires"]):
         problems.append(_problem("requires", "expected names"))
-    for key in ("name", "version"):
-        if not isinstance(metadata["producer"].get(key), str):
-            problems.append(_problem(f"producer.{key}", f"{metadata['producer'].get(key)!r:.40}, expected str"))
+    producer = metadata["producer"]
+    problems += [
+        _problem(f"producer.{key}", f"{producer.get(key)!r:.40}, expected str")
+        for key in ("name", "version")
+        if not isinstance(producer.get(key), str)
+    ]
     return problems + _group_problems(metadata.get("groups", []))
 
 
@@ -167,9 +170,11 @@ def _group_problems(groups: list[Any]) -> list[Problem]:
             names = group.get(key, [])
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 problems.append(_problem(f"{where}.{key}", f"{names!r:.40}, expected a list of names"))
-        for key in ("window_tokens", "page_size"):
-            if key in group and not (_is(group[key], int) and group[key] >= 0):
-                problems.append(_problem(f"{where}.{key}", f"{group[key]!r:.40}, expected an integer of 0 or more"))
+        problems += [
+            _problem(f"{where}.{key}", f"{group[key]!r:.40}, expected an integer of 0 or more")
+            for key in ("window_tokens", "page_size")
+            if key in group and not (_is(group[key], int) and group[key] >= 0)
+        ]
     return problems
 
 

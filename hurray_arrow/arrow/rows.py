@@ -1,7 +1,8 @@
 """One row of a snapshot as plain values, whoever wrote the batch it lies in.
 
-Other libraries strip the extension types, write list for large_list or views for strings, rename child fields and reorder
-or slice rows. Every array here is read through its window, and what is not null in the format is checked to have no nulls.
+Other libraries strip the extension types, write list for large_list or views for strings, rename child fields and
+reorder or slice rows. Every array here is read through its window, and what is not null in the format is checked to
+have no nulls.
 
 Spec: snapshot format, sections 2 and 4.
 """
@@ -28,7 +29,7 @@ from hurray_arrow.arrow.types import (
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.sequences import Sequences
-from hurray_arrow.spec import INDEX_TYPE_NAMES, MIN_ALIGNMENT_BYTES
+from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, MIN_ALIGNMENT_BYTES
 from hurray_arrow.tensor import BlockPagedTensor
 
 SPEC = "snapshot format 2"
@@ -70,8 +71,8 @@ class Row:
         Raises
         ------
         SnapshotCorruptError
-            ``arrow_schema``: a column is missing or has a type that cannot hold its values; ``arrow_null``: a null where
-            the format has none; ``column_mismatch``: more than one page column is filled.
+            ``arrow_schema``: a column is missing or has a type that cannot hold its values; ``arrow_null``: a null
+            where the format has none; ``column_mismatch``: more than one page column is filled.
         """
         try:
             return cls._read(_Reader(batch, number))
@@ -125,7 +126,7 @@ class _Reader:
         return value
 
     def items(self, name: str) -> pa.Array | None:
-        """The items of a list column in this row, ``None`` where the row or the column is not there."""
+        """Return the items of a list column in this row, ``None`` where the row or the column is not there."""
         column = self.columns.get(name)
         if column is None:
             return None
@@ -141,7 +142,9 @@ class _Reader:
         seq_ptr, page_ids = list_window(_as_list(_storage(items)))
         _no_nulls(page_ids, "block_table.item")
         if page_ids.type not in (pa.uint32(), pa.uint64()):
-            raise refuse(ProblemCode.ARROW_SCHEMA, "block_table", f"page ids are {page_ids.type}, expected uint32 or uint64")
+            raise refuse(
+                ProblemCode.ARROW_SCHEMA, "block_table", f"page ids are {page_ids.type}, expected uint32 or uint64"
+            )
         facts = Sequences()
         if sequences is not None:
             _no_nulls(sequences, "sequences")
@@ -163,7 +166,7 @@ class _Reader:
         return primitive_values(items.cast(pa.uint64()))
 
     def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None]:
-        """The filled pool column, its bytes, and what its extension type says of the pages."""
+        """Return the filled pool column, its bytes, and what its extension type says of the pages."""
         filled = [
             name
             for name, column in self.columns.items()
@@ -176,14 +179,15 @@ class _Reader:
         name = filled[0]
         if name == POOL_BYTES:
             return name, _bytes_of(self.columns[name][self.number]), None
-        pages = self.items(name)
-        assert pages is not None
+        pages = list_window(_as_list(self.columns[name].slice(self.number, 1)))[1]
         _no_nulls(pages, name)
         page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
         storage = _storage(pages)
         if not pa.types.is_fixed_size_list(storage.type):
             raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected a fixed-size list")
-        _no_nulls(storage.values.slice(storage.offset * storage.type.list_size, len(storage) * storage.type.list_size), name)
+        _no_nulls(
+            storage.values.slice(storage.offset * storage.type.list_size, len(storage) * storage.type.list_size), name
+        )
         return name, fixed_size_list_bytes(storage), page_class
 
 
@@ -258,16 +262,14 @@ def tensor_from_rows(
         problems = getattr(error, "problems", None)
         if problems is None or isinstance(error, SnapshotCorruptError):
             raise
-        placed = [
-            Problem(p.code, f"{where}.{p.where}", p.message, p.spec, p.offset_bytes, p.field) for p in problems
-        ]
+        placed = [Problem(p.code, f"{where}.{p.where}", p.message, p.spec, p.offset_bytes, p.field) for p in problems]
         raise SnapshotCorruptError(placed) from error
 
 
 def _check_columns(row: Row, descriptor: BlockPagedDescriptor) -> None:
     page_class = page_class_of(descriptor)
-    stated = {
-        "kv_role": (row.kv_role, descriptor.kv_role_name),
+    stated: dict[str, tuple[Any, Any]] = {
+        "kv_role": (row.kv_role, KV_ROLE_NAMES[descriptor.kv_role]),
         "layer_index": (row.layer_index, descriptor.layer_index),
     }
     if row.page_class is not None:
@@ -292,7 +294,9 @@ def _pool_of(rows: Sequence[Row], descriptor: BlockPagedDescriptor, *, copy: boo
     if len(rows) == 1:
         return rows[0].pool
     if copy is False:
-        raise CopyRequiredError(f"tensor {rows[0].tensor_index}: its pool lies in {len(rows)} rows; pass copy=None to join them")
+        raise CopyRequiredError(
+            f"tensor {rows[0].tensor_index}: its pool lies in {len(rows)} rows; pass copy=None to join them"
+        )
     return np.concatenate([row.pool for row in rows])
 
 

@@ -94,8 +94,8 @@ class SchemaPlan:
     Parameters
     ----------
     page_classes
-        One per page column, in order of first use. Classes that cannot be cut into pages are not listed: their pools go into
-        ``pool_bytes``.
+        One per page column, in order of first use. Classes that cannot be cut into pages are not listed: their pools
+        go into ``pool_bytes``.
     table_storage
         A key of :data:`~hurray_arrow.arrow.types.BLOCK_TABLE_STORAGES`.
     """
@@ -157,15 +157,15 @@ def page_class_of(descriptor: BlockPagedDescriptor) -> PageClass:
 
 
 def page_column_name(number: int) -> str:
-    """Return the name of the page column with this number: ``page_pool``, ``page_pool_1``, …"""
+    """Return the name of the page column with this number: ``page_pool``, ``page_pool_1`` and so on."""
     return f"{PAGE_POOL}_{number}" if number else PAGE_POOL
 
 
 def schema_xxh3(schema: pa.Schema) -> str:
     """Hash a schema: xxh3-64 of canonical JSON, 16 lower-case hex digits.
 
-    The JSON is ``[schema metadata pairs sorted, fields]``, a field being ``[name, nullable, type name, list size or null,
-    extension name, extension metadata, children]``. The same with the extension types registered or not.
+    The JSON is ``[schema metadata pairs sorted, fields]``, a field being ``[name, nullable, type name, list size or
+    null, extension name, extension metadata, children]``. The same with the extension types registered or not.
 
     Spec: snapshot format, section 4.
     """

@@ -103,7 +103,7 @@ class PageClass:
 
     @property
     def page_dtype(self) -> np.dtype[Any]:
-        """Numpy dtype of the pages: the element type's, ``uint8`` for packed and ``V{n}`` for opaque whole-byte types."""
+        """Numpy dtype of the pages: the element type's, ``uint8`` for packed, ``V{n}`` for opaque whole-byte types."""
         if self.element_type.startswith(PRIVATE_PREFIX):
             return np.dtype(np.uint8) if self.bits < 8 else np.dtype(f"V{self.bits // 8}")
         return element_type(self.element_type).pool_dtype
@@ -126,8 +126,8 @@ class PageClass:
 class PagePoolType(pa.ExtensionType):
     """Arrow type of one physical page; an array of it is a page pool.
 
-    The child buffer of an array *is* buffer 0 of the descriptor. A type whose metadata cannot be read is kept, says why in
-    ``problem`` and refuses to be used: an exception here would make the whole file unopenable.
+    The child buffer of an array *is* buffer 0 of the descriptor. A type whose metadata cannot be read is kept, says
+    why in ``problem`` and refuses to be used: an exception here would make the whole file unopenable.
 
     Parameters
     ----------
@@ -149,17 +149,19 @@ class PagePoolType(pa.ExtensionType):
 
     @classmethod
     def _unreadable(cls, storage: pa.DataType, serialized: bytes, problem: Problem) -> PagePoolType:
-        made = cls.__new__(cls)
-        made._page_class, made.problem, made._metadata = None, problem, serialized
-        pa.ExtensionType.__init__(made, storage, cls.NAME)
+        made: PagePoolType = cls.__new__(cls)
+        made._keep(storage, serialized, problem)
         return made
+
+    def _keep(self, storage: pa.DataType, serialized: bytes, problem: Problem) -> None:
+        self._page_class, self.problem, self._metadata = None, problem, serialized
+        pa.ExtensionType.__init__(self, storage, self.NAME)
 
     @property
     def page_class(self) -> PageClass:
-        """The pages' class; raises :class:`ExtensionMetadataError` for a type whose metadata could not be read."""
+        """The pages' class; :class:`ExtensionMetadataError` for a type whose metadata could not be read."""
         if self._page_class is None:
-            assert self.problem is not None
-            raise ExtensionMetadataError(self.problem)
+            raise ExtensionMetadataError(self.problem or _metadata_problem("unreadable"))
         return self._page_class
 
     @property
@@ -265,15 +267,15 @@ class PagePoolArray(pa.ExtensionArray):
             ``extension_metadata_invalid``: the type's metadata could not be read.
         """
         page_class = self.type.page_class
-        raw = fixed_size_list_bytes(self.storage)
-        return raw.view(page_class.page_dtype).reshape(len(self), *page_class.page_array_shape)
+        pages = fixed_size_list_bytes(self.storage).view(page_class.page_dtype)
+        return pages.reshape(len(self), *page_class.page_array_shape)
 
 
 class PagePoolScalar(pa.ExtensionScalar):
     """One page."""
 
     def as_py(self, *, maps_as_pydicts: str | None = None) -> Any:
-        """Return the page as numpy values ``[page_size, num_heads, head_dim]`` (packed types: its bytes); ``None`` for null."""
+        """Return the page as ``[page_size, num_heads, head_dim]`` (packed types: its bytes); ``None`` for null."""
         del maps_as_pydicts
         if not self.is_valid:
             return None
@@ -287,7 +289,7 @@ class BlockTableArray(pa.ExtensionArray):
 
     @property
     def seq_ptr(self) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """Offsets ``[num_seqs + 1]`` from 0, as unsigned integers of the offsets' width; a view unless the array is a slice."""
+        """Offsets ``[num_seqs + 1]`` from 0, unsigned, in the offsets' width; a view unless the array is a slice."""
         return list_window(self.storage)[0]
 
     @property
@@ -390,7 +392,7 @@ def fixed_size_list_bytes(array: pa.FixedSizeListArray) -> npt.NDArray[np.uint8]
 
 
 def primitive_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
-    """Return the bytes of a primitive array's values, its window only; a read-only view that keeps the buffer alive."""
+    """Return the bytes of a primitive array's window; a read-only view that keeps the buffer alive."""
     width = array.type.bit_width // 8
     data = array.buffers()[1]
     if data is None or not len(array):
@@ -400,7 +402,8 @@ def primitive_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
 
 def primitive_values(array: pa.Array) -> npt.NDArray[Any]:
     """Return a primitive array's values in their own dtype; a read-only view that keeps the buffer alive."""
-    return primitive_bytes(array).view(array.type.to_pandas_dtype())
+    values: npt.NDArray[Any] = primitive_bytes(array).view(array.type.to_pandas_dtype())
+    return values
 
 
 def list_window(array: pa.ListArray | pa.LargeListArray) -> tuple[npt.NDArray[Any], pa.Array]:

@@ -37,7 +37,7 @@ def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray
     numpy.ndarray
         uint64 ``[num_pages]``, new.
     """
-    view = memoryview(pool)
+    view = memoryview(pool.data)
     digest = xxhash.xxh3_64_intdigest
     starts = range(0, len(view), piece_bytes)
     return np.array([digest(view[start : start + piece_bytes]) for start in starts], np.uint64)

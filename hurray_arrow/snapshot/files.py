@@ -104,7 +104,7 @@ class AtomicFile:
 
     def _take_name(self) -> None:
         if self._overwrite:
-            os.replace(self._temporary, self.path)
+            self._temporary.replace(self.path)
             return
         try:
             os.link(self._temporary, self.path)
@@ -114,7 +114,7 @@ class AtomicFile:
             # Without hard links there is no rename that refuses to replace; two writers at the same instant may race.
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path)) from error
-            os.rename(self._temporary, self.path)
+            self._temporary.rename(self.path)
             return
         self._temporary.unlink()
 
@@ -178,7 +178,9 @@ class FileRange:
         while done < size:
             count = os.preadv(self._descriptor, [view[done:]], offset + done)
             if not count:
-                raise SnapshotIncompleteError(f"the file ends at byte {offset + done}, expected {self.size}", url=self.url)
+                raise SnapshotIncompleteError(
+                    f"the file ends at byte {offset + done}, expected {self.size}", url=self.url
+                )
             done += count
         return target
 

@@ -68,12 +68,16 @@ def missing_members(metadata: Mapping[str, Any], rows: Iterable[IndexRow]) -> li
     for kv_group, group in enumerate(metadata.get("groups", [])):
         layers = present.get(kv_group, {})
         names = {name for _, name in layers}
-        for name in group.get("layer_names", []):
-            if name not in names:
-                problems.append(_missing(f"groups[{kv_group}]", f"layer {name!r} is missing"))
+        problems += [
+            _missing(f"groups[{kv_group}]", f"layer {name!r} is missing")
+            for name in group.get("layer_names", [])
+            if name not in names
+        ]
         for (layer_index, layer_name), components in layers.items():
             problems += [
-                _missing(f"groups[{kv_group}]", f"layer {layer_name or layer_index}: component {component!r} is missing")
+                _missing(
+                    f"groups[{kv_group}]", f"layer {layer_name or layer_index}: component {component!r} is missing"
+                )
                 for component in missing_components(group, components)
             ]
     return problems

@@ -186,8 +186,8 @@ class Index:
         SnapshotIncompleteError
             There is none.
         SnapshotCorruptError
-            ``index_checksum``: it does not match its hash; ``index_invalid``: it is not an index, or its rows contradict
-            each other; ``tensor_key_duplicate``.
+            ``index_checksum``: it does not match its hash; ``index_invalid``: it is not an index, or its rows
+            contradict each other; ``tensor_key_duplicate``.
         """
         pairs = pairs or {}
         key = INDEX_KEY if INDEX_KEY.encode() in pairs else INDEX_ZST_KEY
@@ -218,7 +218,7 @@ class Index:
         rows, kind, schema_hash = value.get("rows"), value.get("kind"), value.get("schema_xxh3")
         if not isinstance(rows, list) or kind not in ("file", "stream") or not _is_hash(schema_hash):
             raise _json.JsonError("rows, kind or schema_xxh3 is not what it should be")
-        index = cls(tuple(IndexRow.from_json(row, number) for number, row in enumerate(rows)), schema_hash, kind)
+        index = cls(tuple(IndexRow.from_json(row, number) for number, row in enumerate(rows)), str(schema_hash), kind)
         for name, counted in (("num_rows", len(rows)), ("num_tensors", index.num_tensors)):
             if value.get(name) != counted:
                 raise _json.JsonError(f"{name} is {value.get(name)!r:.40}, the rows are {counted}")
@@ -245,7 +245,7 @@ def _decompressed(stored: bytes) -> bytes:
 
 
 def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
-    """Return what contradicts itself in an index: places that overlap, keys given twice, tensors without a first row."""
+    """Return what contradicts itself in an index: places that overlap, keys and rows given twice."""
     problems = []
     keys: dict[TensorKey, int] = {}
     seen: set[tuple[int, int]] = set()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.metadata import check_expected
@@ -18,7 +19,7 @@ from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, ten
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
-from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, entries_of, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, one_entry, select_entries
 from hurray_arrow.snapshot.files import FileRange, PathLike
 from hurray_arrow.snapshot.groups import missing_components
 from hurray_arrow.snapshot.index import SPEC
@@ -43,8 +44,8 @@ def open_snapshot(
     path
         The file.
     expect
-        What the snapshot has to be, by dotted name: ``{"model.revision": "9f2c", "tenant": None}`` compares each value with
-        the metadata's.
+        What the snapshot has to be, by dotted name: ``{"model.revision": "9f2c", "tenant": None}`` compares each value
+        with the metadata's.
     recover
         Read whole rows of a file that has no end batch: one whose writer died, or that another tool rewrote. What could
         not be verified is listed in :attr:`Snapshot.unverified`. A complete snapshot opens as always.
@@ -74,8 +75,8 @@ def open_snapshot(
 
     Notes
     -----
-    Untrusted files are safe to open; what they hold is not thereby true. A mapped file that somebody truncates kills the
-    process that reads it (SIGBUS): nobody may write into a file that may be mapped, and this library never does.
+    Untrusted files are safe to open; what they hold is not thereby true. A mapped file that somebody truncates kills
+    the process that reads it (SIGBUS): nobody may write into a file that may be mapped, and this library never does.
 
     Spec: snapshot format, section 4.
     """
@@ -101,7 +102,7 @@ def _recovered(source: FileRange) -> Snapshot:
     snapshot = Snapshot(source.url, rows.metadata, rows)
     for entry in rows.entries:
         try:
-            tensor, checksums = snapshot._tensor_of(entry)
+            tensor, checksums = snapshot.checked_tensor(entry)
             problems = _page_problems(tensor, checksums, entry, rows.unverified)
         except HurrayArrowError as error:
             problems = list(_problems_of(error, entry))
@@ -122,7 +123,7 @@ class RowProvider(Protocol):
         """All rows of a tensor in page order, checked as far as the provider can."""
 
     def damage_of(self, tensor_index: int) -> list[Problem]:
-        """What the hashes say of the rows of a tensor, page values aside."""
+        """Say what the hashes find in the rows of a tensor, page values aside."""
 
     def close(self) -> None:
         """Close the file; what was given out stays valid."""
@@ -200,17 +201,17 @@ class Snapshot:
         Returns
         -------
         BlockPagedTensor
-            Its page pool is a read-only view that keeps the mapping alive (new memory where the snapshot is not mapped);
-            tables and quantization buffers lie at multiples of 64 bytes, copied where they have to be.
+            Its page pool is a read-only view that keeps the mapping alive (new memory where the snapshot is not
+            mapped); tables and quantization buffers lie at multiples of 64 bytes, copied where they have to be.
 
         Raises
         ------
         LookupError
             Not exactly one tensor matches; the message lists the matches.
         SnapshotCorruptError
-            ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, the tensor's own broken invariants,
-            ``page_checksum`` with ``verify``; ``companion_missing``: the snapshot is partial and the tensor's layer lacks
-            a companion that the metadata lists.
+            ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, the tensor's own broken
+            invariants, ``page_checksum`` with ``verify``; ``companion_missing``: the snapshot is partial and the
+            tensor's layer lacks a companion that the metadata lists.
         UnsupportedError
             The pages have an encoding that this version does not know.
         """
@@ -280,7 +281,7 @@ class Snapshot:
         for entry in self.entries:
             problems += self._rows.damage_of(entry.tensor_index)
             try:
-                tensor, checksums = self._tensor_of(entry)
+                tensor, checksums = self.checked_tensor(entry)
                 problems += _page_problems(tensor, checksums, entry, unverified)
             except HurrayArrowError as error:
                 problems += _problems_of(error, entry)
@@ -309,21 +310,22 @@ class Snapshot:
 
     def _read(self, entry: Entry, *, verify: bool) -> BlockPagedTensor:
         self._check_companions(entry)
-        tensor, checksums = self._tensor_of(entry)
+        tensor, checksums = self.checked_tensor(entry)
         if verify:
             problems = _page_problems(tensor, checksums, entry, [])
             if problems:
                 raise SnapshotCorruptError(problems, url=self.url)
         return tensor
 
-    def _tensor_of(self, entry: Entry) -> tuple[BlockPagedTensor, np.ndarray[Any, Any] | None]:
+    def checked_tensor(self, entry: Entry) -> tuple[BlockPagedTensor, npt.NDArray[np.uint64] | None]:
+        """Return an entry's tensor and its stored page checksums, which nobody has compared yet."""
         rows = self._rows.rows_of(entry.tensor_index)
         tensor = tensor_from_rows(rows, self._tables_of(rows[0]), align_small_buffers=True)
         stored = [row.page_checksums for row in rows if row.page_checksums is not None]
         return tensor, np.concatenate(stored) if stored else None
 
     def _tables_of(self, row: Row) -> Tables:
-        """The group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
+        """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
         group = self._tables.get(row.kv_group)
         if group is None:
             first = min(entry.tensor_index for entry in self.entries if entry.kv_group == row.kv_group)
@@ -338,9 +340,7 @@ class Snapshot:
         if entry.kv_group >= len(groups):
             return
         present = {
-            other.component
-            for other in self.entries
-            if other.kv_group == entry.kv_group and other.layer == entry.layer
+            other.component for other in self.entries if other.kv_group == entry.kv_group and other.layer == entry.layer
         }
         missing = missing_components(groups[entry.kv_group], present)
         if missing:
@@ -349,7 +349,7 @@ class Snapshot:
 
 
 def _page_problems(
-    tensor: BlockPagedTensor, stored: np.ndarray[Any, Any] | None, entry: Entry, unverified: list[Problem]
+    tensor: BlockPagedTensor, stored: npt.NDArray[np.uint64] | None, entry: Entry, unverified: list[Problem]
 ) -> list[Problem]:
     where = f"tensor {entry.tensor_index}.page_pool"
     if stored is None:

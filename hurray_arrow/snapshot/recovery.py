@@ -1,8 +1,8 @@
 """What is left of a snapshot without its end batch: whole rows, and a list of what could not be verified.
 
-A writer that died left a file without a footer; another tool that rewrote the file dropped the end batch, may have put many
-rows into a batch, renamed child fields, stripped the extension types and written list for large_list. Both are read as
-what an Arrow file is after its first 8 bytes: a stream.
+A writer that died left a file without a footer; another tool that rewrote the file dropped the end batch, may have put
+many rows into a batch, renamed child fields, stripped the extension types and written list for large_list. Both are
+read as what an Arrow file is after its first 8 bytes: a stream.
 
 Spec: snapshot format, section 4.
 """

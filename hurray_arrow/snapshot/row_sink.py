@@ -23,7 +23,8 @@ PIECE_BYTES = 64 << 20
 class Output(Protocol):
     """What takes the bytes: a file that is not published yet."""
 
-    def write(self, data: Any, /) -> int: ...
+    def write(self, data: Any, /) -> int:
+        """Take all of the bytes; return their number."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,9 @@ class IndexedRows:
         try:
             layout = batch_layout(encapsulated(memoryview(stored)[: place.metadata_bytes]))
             if layout.compression is not None or layout.num_rows != 1:
-                raise IpcLayoutError(f"{layout.num_rows} rows, compression {layout.compression}; expected 1 row as it is")
+                raise IpcLayoutError(
+                    f"{layout.num_rows} rows, compression {layout.compression}; expected 1 row as it is"
+                )
             if any(start < 0 or size < 0 or start + size > place.body_bytes for start, size in layout.buffers):
                 raise IpcLayoutError(f"a buffer passes the end of a body of {place.body_bytes} bytes")
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.BufferReader(stored)), self._schema)
@@ -108,14 +110,14 @@ def _hash_problems(place: IndexRow, stored: pa.Buffer) -> list[Problem]:
 
 
 def _check_place(row: Row, place: IndexRow, stored: pa.Buffer) -> None:
-    """The index is what callers list and select by: it has to say the same as the row, down to where the pages lie."""
+    """Refuse a row that differs from the index, which is what callers list and select by."""
     for name in ("tensor_index", "layer_index", "layer_name", "kv_role", "component", "kv_group", "page_offset"):
         found, expected = getattr(row, name), getattr(place, name)
         if found != expected:
             message = f"the row says {found!r:.60}, the index {expected!r:.60}"
             raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {place.tensor_index}.{name}", message)
-    found_place = (row.pool.ctypes.data - stored.address + place.offset, row.pool.nbytes) if row.pool.nbytes else (None, 0)
-    stated = (place.pages_offset, place.pages_bytes) if place.pages_bytes else (None, 0)
-    if found_place != stated:
+    found_place = (row.pool.ctypes.data - stored.address + place.offset, row.pool.nbytes)
+    stated = (place.pages_offset, place.pages_bytes)
+    if found_place != stated and (row.pool.nbytes or place.pages_bytes):
         message = f"pages at {found_place}, the index says {stated}"
         raise refuse(ProblemCode.ROW_PLACE, f"tensor {place.tensor_index}.page_pool", message)

@@ -81,7 +81,7 @@ def read_tail(source: FileRange) -> Tail:
 
 
 def _footer(source: FileRange) -> list[Block]:
-    """The footer's blocks; the last is the end batch."""
+    """Return the footer's blocks; the last is the end batch."""
     if source.size < HEAD_BYTES + TAIL_BYTES:
         raise SnapshotIncompleteError(f"{source.size} bytes are no Arrow file", url=source.url)
     try:
@@ -119,7 +119,7 @@ class _RangeFile(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         rest = max(self._source.size - self._position, 0)
-        data = self._source.read(self._position, rest if size < 0 else min(size, rest)).to_pybytes()
+        data: bytes = self._source.read(self._position, rest if size < 0 else min(size, rest)).to_pybytes()
         self._position += len(data)
         return data
 

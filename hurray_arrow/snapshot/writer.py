@@ -56,7 +56,8 @@ def write_snapshot(
     tensors
         The tensors in snapshot order. Their pages are written from where they lie and are not copied in Python.
     metadata
-        What the cache belongs to: ``model``, ``engine``, ``groups``, ``topology``, ``set``, ``adapter``, ``tenant``, ``user``.
+        What the cache belongs to: ``model``, ``engine``, ``groups``, ``topology``, ``set``, ``adapter``, ``tenant``,
+        ``user``.
     overwrite
         Replace an existing file. Those who have it open keep the old one.
     progress
@@ -103,12 +104,10 @@ def write_snapshot(
         ThreadPoolExecutor(1, "hurray-arrow-checksums") as pool,
     ):
         # The next tensor is hashed while this one goes to the disk: both release the GIL.
-        ahead = pool.submit(writer.checksums_of, tensors[0]) if tensors else None
+        ahead = [pool.submit(writer.checksums_of, tensor) for tensor in tensors[:1]]
         for number, tensor in enumerate(tensors):
-            assert ahead is not None
-            ready = ahead.result()
-            if number + 1 < len(tensors):
-                ahead = pool.submit(writer.checksums_of, tensors[number + 1])
+            ready = ahead.pop().result()
+            ahead += [pool.submit(writer.checksums_of, following) for following in tensors[number + 1 : number + 2]]
             writer.write(tensor, page_checksums=ready)
 
 
@@ -127,8 +126,8 @@ class SnapshotWriter:
 
     Notes
     -----
-    A context manager: leaving it publishes the snapshot, leaving it by an exception discards it. A tensor that is refused
-    leaves what is already written whole; a failed write does not. A writer belongs to one thread.
+    A context manager: leaving it publishes the snapshot, leaving it by an exception discards it. A tensor that is
+    refused leaves what is already written whole; a failed write does not. A writer belongs to one thread.
     """
 
     def __init__(
@@ -274,7 +273,8 @@ class SnapshotWriter:
         pad = -(offset + measured.pages_offset - start) % self._align if measured.pages_bytes else 0
         place = self._sink.write_row(self._ipc, batch, offset=offset, pool=pool, pad="0" * pad)
         if place.pages_bytes != pool.size or (place.pages_bytes and place.pages_offset % self._align):
-            message = f"{place.pages_bytes} page bytes at {place.pages_offset}, expected {pool.size} at a multiple of {self._align}"
+            found, expected = f"{place.pages_bytes} page bytes at {place.pages_offset}", f"{pool.size} at a multiple"
+            message = f"{found}, expected {expected} of {self._align}"
             raise SnapshotError(message, url=str(self._file.path))
         return place
 
