@@ -378,7 +378,8 @@ def _tag(which: SupportsIndex | npt.DTypeLike) -> int:
             return int(digits, 16)
         message = f"no element type {which!r}, expected one of {', '.join(_names())}"
         raise InvalidDescriptorError(_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, message))
-    if isinstance(which, SupportsIndex):
+    # numpy's integer classes have __index__ too, and name dtypes.
+    if isinstance(which, SupportsIndex) and not isinstance(which, type):
         return operator.index(which)
     dtype = np.dtype(which)
     if dtype in _BY_DTYPE:

@@ -226,23 +226,37 @@ def test_every_single_bit_flip():
                 met |= {problem.code for problem in problems_of(bytes(flipped))}
     assert min(ends.values()) > 5, ends
     assert set(ends) == {"accepted", "refused", "refused by us only", "other layout"}
-    assert met == {code for code, _, _ in REFUSED_BY_US_ONLY}
+    # A rank takes eight more bytes, so it is not one flip away.
+    assert {code for code, _, _ in REFUSED_BY_US_ONLY} - met == {"rank_invalid"}
+
+
+def test_another_rank_is_refused_by_us_only():
+    raw = next(samples())
+    header = raw[:6] + struct.pack("<I", len(raw) + 8) + raw[10:16] + struct.pack("<I", 4)
+    longer = header + raw[20:44] + struct.pack("<Q", 2) + raw[44:]
+    assert check_against_reference(longer) == "refused by us only"
+    assert [problem.code for problem in problems_of(longer)] == ["rank_invalid"]
 
 
 def samples():
     """Descriptors that together have every section."""
     handles = tuple(BufferHandle(byte_size=size, device_tag=1) for size in (840, 16, 12, 112, 224))
-    host = tuple(BufferHandle(byte_size=size) for size in (840, 16, 12))
+    host = tuple(BufferHandle(byte_size=size, memory_class=1) for size in (840, 16, 12))
     common = {"shape": (11, 3, 5), "page_size": 8, "num_pages": 7, "num_seqs": 2, "kv_role": KvRole.VALUE}
     known = Statistics.known(nnz=1)
     private = element_type(0xF3, private=PrivateType(8))
-    for scheme in (PerBlock(0, 8, 3, 4), PerChannel(1, 3), OpaqueScheme(4, 2, 64, 3), PerTensor(0.5)):
+    for scheme in (
+        PerBlock(0, 8, 3, 4),
+        PerBlock(0, 8, 3),
+        PerChannel(1, 3),
+        OpaqueScheme(4, 2, 64, 3),
+        PerTensor(0.5),
+    ):
         yield BlockPagedDescriptor(
             element_type=private, buffers=handles, quantization=scheme, statistics=known, **common
         ).encode()
     # One flip away from the dynamic dimension, and from a composite-member section that pyhurray reads.
     common["shape"] = (2**64 - 2, 3, 5)
     trailing = bytes(16) + b"xyz"
-    yield BlockPagedDescriptor(
-        element_type=private, buffers=host, version_minor=1, trailing=trailing, **common
-    ).encode()
+    kind = element_type("int8")
+    yield BlockPagedDescriptor(element_type=kind, buffers=host, version_minor=1, trailing=trailing, **common).encode()
