@@ -9,13 +9,19 @@ import pyarrow as pa
 
 table = pa.ipc.open_file(sys.argv[1]).read_all()  # DuckDB reads no Arrow file by itself, but this object it does
 small = table.drop_columns(["page_pool"])
-print(duckdb.sql("select kv_role, count(*) as tensors from small group by kv_role order by kv_role"))
-print(
-    duckdb.sql(
-        """
+
+print("tensors by kv_role")
+for row in duckdb.sql("select kv_role, count(*) from small group by kv_role order by kv_role").fetchall():
+    print(*row)
+
+sharing = """
+    select sequences, count(*) from (
         select page_id, count(*) as sequences
         from (select unnest(block_table, recursive := true) as page_id from small where tensor_index = 0)
-        group by page_id having count(*) > 1 order by page_id limit 3
-        """
+        group by page_id
     )
-)
+    group by sequences order by sequences
+"""
+print("pages by the number of sequences that use them")
+for row in duckdb.sql(sharing).fetchall():
+    print(*row)

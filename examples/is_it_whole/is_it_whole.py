@@ -15,8 +15,8 @@ with ha.open_snapshot(original) as snapshot:
 
 damaged = original.with_suffix(".damaged.arrow")
 shutil.copy(original, damaged)
-with damaged.open("r+b") as file:  # one bit in the middle, where the pages are
-    file.seek(damaged.stat().st_size // 2)
+with damaged.open("r+b") as file:  # one bit, far enough in to lie in the first tensor's pages
+    file.seek(100_000)
     byte = file.read(1)[0]
     file.seek(-1, 1)
     file.write(bytes([byte ^ 0b100]))

@@ -13,4 +13,4 @@ with ha.open_snapshot(sys.argv[1]) as snapshot:
     keys = tensor.gather(3)  # [tokens, num_heads, head_dim], bfloat16; unused slots of the last page are left out
     print(keys.dtype, keys.shape)
     norms = np.linalg.norm(keys.astype(np.float32), axis=-1)
-    print("mean length of a key, by head:", norms.mean(axis=0).round(1).tolist())
+    print("mean length of a key, by head:", *(f"{norm:.1f}" for norm in norms.mean(axis=0)))

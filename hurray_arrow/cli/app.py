@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Any
 
 import click
 
+from hurray_arrow.arrow.metadata import package_version
 from hurray_arrow.cli.demo import demo
 from hurray_arrow.cli.inspect import inspect
 from hurray_arrow.cli.output import printable
@@ -38,7 +38,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(importlib.metadata.version("hurray-arrow"), message="%(prog)s %(version)s")
+@click.version_option(package_version(), message="%(prog)s %(version)s")
 def app() -> None:
     """Look at, check and try snapshots of paged KV caches.
 

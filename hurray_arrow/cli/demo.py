@@ -69,10 +69,11 @@ def compare(path: Path, tensors: Sequence[BlockPagedTensor], *, to: Console) -> 
         )
         buffers = sum(len(tensor.buffers) for tensor in found)
         to.print(f"opened  {size(path.stat().st_size)}, every checksum verified")
+        verdict = "equal  " if equal else "DIFFERS"
         to.print(
-            f"equal   {'yes' if equal else 'NO'}: descriptors, every byte of {buffers} buffers, sequence lengths\n"
+            f"{verdict} {len(found)} descriptors, every byte of {buffers} buffers, what is known of the sequences\n"
         )
-        show(summary(snapshot), f"{path.resolve()}", to=to)
+        show(summary(snapshot), str(path.resolve()), to=to)
     return equal
 
 

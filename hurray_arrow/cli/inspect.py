@@ -115,7 +115,8 @@ def show(found: dict[str, Any], title: str, *, to: Console) -> None:
     tensors = count(found["num_tensors"], "tensor")
     to.print(f"{tensors}, {size(found['stored_bytes'])}, profile {found['profile']}")
     for key, value in dotted(found["metadata"]):
-        to.print(printable(f"  {key}: {value}"))
+        if key != "profile" and value != []:
+            to.print(printable(f"  {key}: {value}"))
     if found["withheld"]:
         to.print(f"  not shown: {', '.join(found['withheld'])}")
     for group in found["groups"]:

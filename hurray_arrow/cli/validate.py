@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from hurray_arrow.cli.output import console, count, print_json, printable, progress
-from hurray_arrow.errors import InvalidDescriptorError, Problem, SnapshotCorruptError
-from hurray_arrow.snapshot import Entry, Snapshot, open_snapshot
+from hurray_arrow.errors import Problem, SnapshotCorruptError
+from hurray_arrow.snapshot import open_snapshot
 
 FINDINGS = 1
 
@@ -23,21 +23,24 @@ def validate(url: str, *, as_json: bool) -> None:
 
     Exit code 1 and a list of what is broken when there are findings, 3 when the file is no complete snapshot.
     """
-    num_tensors, problems = find_problems(url)
+    num_tensors, problems, unverified = findings(url)
     if as_json:
-        print_json({"url": url, "num_tensors": num_tensors, "problems": [as_document(problem) for problem in problems]})
+        lists = {"problems": problems, "unverified": unverified}
+        documents = {name: [as_document(problem) for problem in found] for name, found in lists.items()}
+        print_json({"url": url, "num_tensors": num_tensors, **documents})
     else:
         out = console()
-        for problem in problems:
+        for problem in [*problems, *unverified]:
             out.print(printable(f"{problem.code}: {problem}"), soft_wrap=True)
         verdict = count(len(problems), "problem") if problems else "no problems"
-        out.print(printable(f"{url}: {count(num_tensors, 'tensor')}, {verdict}"), soft_wrap=True)
+        unchecked = f", {count(len(unverified), 'part')} not verifiable" if unverified else ""
+        out.print(printable(f"{url}: {count(num_tensors, 'tensor')}, {verdict}{unchecked}"), soft_wrap=True)
     if problems:
         sys.exit(FINDINGS)
 
 
-def find_problems(url: str) -> tuple[int, list[Problem]]:
-    """Return the number of tensors of a snapshot and everything that is wrong with it.
+def findings(url: str) -> tuple[int, list[Problem], list[Problem]]:
+    """Verify a snapshot.
 
     Parameters
     ----------
@@ -46,31 +49,18 @@ def find_problems(url: str) -> tuple[int, list[Problem]]:
 
     Returns
     -------
-    tuple[int, list[Problem]]
-        A snapshot too broken to be opened has 0 tensors and the problems that opening found.
+    tuple[int, list[Problem], list[Problem]]
+        The number of tensors, everything that is wrong, and what could not be checked. A snapshot too broken to be
+        opened has 0 tensors and the problems that opening found.
     """
-    problems: list[Problem] = []
     num_tensors = 0
     try:
-        with open_snapshot(url) as snapshot:
+        with open_snapshot(url) as snapshot, progress("verifying") as callback:
             num_tensors = len(snapshot.entries)
-            with progress("verifying") as callback:
-                snapshot.verify(progress=callback)
-            for entry in snapshot.entries:
-                problems += tensor_problems(snapshot, entry)
+            report = snapshot.verify(progress=callback)
     except SnapshotCorruptError as error:
-        problems += error.problems
-    return num_tensors, problems
-
-
-def tensor_problems(snapshot: Snapshot, entry: Entry) -> list[Problem]:
-    """Return the rules of the specification that one tensor breaks; each problem's place names the tensor."""
-    try:
-        problems = snapshot.read_entry(entry).validate()
-    except InvalidDescriptorError as error:
-        problems = list(error.problems)
-    place = f"tensor {entry.tensor_index}"
-    return [dataclasses.replace(problem, where=f"{place}: {problem.where}") for problem in problems]
+        return num_tensors, list(error.problems), []
+    return num_tensors, [], list(report.unverified)
 
 
 def as_document(problem: Problem) -> dict[str, Any]:
