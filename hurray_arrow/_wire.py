@@ -23,6 +23,8 @@ class Reader:
     ----------
     data
         Contiguous bytes; only borrowed.
+    base
+        Where the bytes begin in their descriptor: added to the offsets in problems, to nothing else.
 
     Attributes
     ----------
@@ -36,10 +38,11 @@ class Reader:
         What is wrong with the values that were read.
     """
 
-    __slots__ = ("_data", "end", "offsets", "position", "problems")
+    __slots__ = ("_base", "_data", "end", "offsets", "position", "problems")
 
-    def __init__(self, data: memoryview) -> None:
+    def __init__(self, data: memoryview, *, base: int = 0) -> None:
         self._data = data
+        self._base = base
         self.position = 0
         self.end = len(data)
         self.offsets: dict[str, int] = {}
@@ -80,7 +83,7 @@ class Reader:
     def place(self, problem: Problem) -> Problem:
         """Return the problem with the offset of its field."""
         offset = None if problem.field is None else self.offsets.get(problem.field)
-        return problem if offset is None else replace(problem, offset_bytes=offset)
+        return problem if offset is None else replace(problem, offset_bytes=self._base + offset)
 
     def error(self) -> WireFormatError:
         """Return the error of every problem noted so far, in the order of the bytes."""

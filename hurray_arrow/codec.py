@@ -85,6 +85,10 @@ def read_body(reader: Reader, flags: int, tag: int) -> dict[str, Any]:
         reader.add(ProblemCode.SHARD_PRESENT, "flags", "a shard section, not allowed for block-paged", spec="Sharding")
     if flags & Flag.COMPOSITE_MEMBER:
         reader.add(ProblemCode.COMPOSITE_MEMBER_PRESENT, "flags", "a composite-member section", spec="wire format 2")
+    if (tag in PRIVATE_TAGS) != bool(flags & Flag.EXTENSION_TYPE):
+        state = "set" if flags & Flag.EXTENSION_TYPE else "not set"
+        message = f"the extension-type flag is {state} for type tag 0x{tag:02X}"
+        reader.add(ProblemCode.EXTENSION_FLAG_MISMATCH, "flags", message, spec="wire format 4")
     rank = reader.scalar("u32", "rank")
     if rank != BLOCK_PAGED_RANK:
         reader.add(ProblemCode.RANK_INVALID, "rank", f"{rank}, expected 3", spec="Description")
@@ -139,11 +143,6 @@ def _read_quantization_section(reader: Reader) -> Quantization | None:
 
 def _read_element_type(reader: Reader, tag: int, private: PrivateType | None) -> ElementType:
     """Return the element type; uint8 where there is none, so that the other fields can still be checked."""
-    if (tag in PRIVATE_TAGS) != (private is not None):
-        state = "set" if private else "not set"
-        message = f"the extension-type flag is {state} for type tag 0x{tag:02X}"
-        reader.add(ProblemCode.EXTENSION_FLAG_MISMATCH, "flags", message, spec="wire format 4")
-        return element_type("uint8")
     if private is not None:
         return ElementType(tag, f"private_0x{tag:02X}", private.bit_width, private)
     try:

@@ -352,6 +352,8 @@ def element_type(
     Spec: wire format 4.
     """
     if isinstance(which, ElementType):
+        if private not in (None, which.private):
+            raise _mismatch(f"{which.name} has another extension-type section than private=")
         return which
     tag = _tag(which)
     if tag in PRIVATE_TAGS:
@@ -381,6 +383,9 @@ def _tag(which: SupportsIndex | npt.DTypeLike) -> int:
     # numpy's integer classes have __index__ too, and name dtypes.
     if isinstance(which, SupportsIndex) and not isinstance(which, type):
         return operator.index(which)
+    if which is None:
+        # numpy takes None for float64.
+        raise InvalidDescriptorError(_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, "None is no element type"))
     dtype = np.dtype(which)
     if dtype in _BY_DTYPE:
         return _BY_DTYPE[dtype].tag

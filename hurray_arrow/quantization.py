@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow._wire import Reader
-from hurray_arrow.errors import Problem, ProblemCode, QuantizationError, UnsupportedError, WireFormatError
+from hurray_arrow.errors import Problem, ProblemCode, QuantizationError, UnsupportedError
 from hurray_arrow.schemes import (
     SCALE_DTYPES,
     SIZES_BYTES,
@@ -54,14 +53,15 @@ def read_quantization(reader: Reader, base: int) -> Quantization | None:
     """Read the section's payload, from offset ``base`` to the reader's end.
 
     Wire-only problems (reserved bits and bytes, an unknown scheme) are noted in ``reader``; the rules about the
-    values are the scheme's ``validate``. Returns ``None`` where nothing can be read.
+    values are the scheme's ``validate``. Returns ``None`` for an unknown scheme; raises at once where the length is
+    wrong, because nothing says where the next section begins.
     """
     raw = reader.take(reader.end - base, "quantization")
     offsets = reader.offsets
     if len(raw) < 4:
         message = f"{len(raw)} bytes, expected at least the 4 of the header"
         reader.add(ProblemCode.QUANTIZATION_LENGTH_INVALID, "quantization_length", message, spec=_SPEC)
-        return None
+        raise reader.error()
     tag, version, flags = struct.unpack_from("<BBH", raw)
     offsets["quantization.scheme_tag"], offsets["quantization.scheme_version"] = base, base + 1
     offsets["quantization.flags"] = base + 2
@@ -73,7 +73,7 @@ def read_quantization(reader: Reader, base: int) -> Quantization | None:
     if len(raw) < size:
         message = f"{len(raw)} bytes, expected at least {size} for scheme 0x{tag:02X}"
         reader.add(ProblemCode.QUANTIZATION_LENGTH_INVALID, "quantization_length", message, spec=_SPEC)
-        return None
+        raise reader.error()
     allowed = SYMMETRIC if tag in (SchemeTag.PER_CHANNEL, SchemeTag.PER_BLOCK) else 0
     if flags & ~allowed:
         message = f"0x{flags:04X}, allowed are the bits 0x{allowed:04X}"
@@ -132,13 +132,11 @@ def decode_quantization(data: bytes, base_offset: int = 0) -> Quantization:
     -----
     Spec: wire format 3.
     """
-    reader = Reader(memoryview(data))
+    reader = Reader(memoryview(data), base=base_offset)
     reader.offsets["quantization_length"] = -4
     scheme = read_quantization(reader, 0)
     if scheme is None or reader.problems:
-        raise WireFormatError(
-            replace(problem, offset_bytes=base_offset + (problem.offset_bytes or 0)) for problem in reader.problems
-        )
+        raise reader.error()
     return scheme
 
 
@@ -254,8 +252,10 @@ def dequantize(
     if values.dtype.kind == "c" or values.dtype.type is np.void:
         raise UnsupportedError(f"values of dtype {values.dtype} cannot be dequantized to float32")
     shift = zero_points is not None and bool(np.any(zero_points))
-    out = _difference(values, _aligned(zero_points, quantization)) if shift else values.astype(np.float32)
-    out *= _aligned(scales, quantization).astype(np.float32)
+    # Infinities and NaN are what IEEE arithmetic answers here, and no reason to warn.
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = _difference(values, _aligned(zero_points, quantization)) if shift else values.astype(np.float32)
+        out *= _aligned(scales, quantization).astype(np.float32)
     return out
 
 

@@ -77,11 +77,12 @@ def _set_symmetric(scheme: PerChannel | PerBlock) -> None:
         object.__setattr__(scheme, "symmetric", scheme.zero_point_buffer_index is None)
 
 
-def _to_ints(scheme: Quantization, *names: str) -> None:
+def _normalize(scheme: Quantization, *names: str) -> None:
     # numpy integers would wrap in later arithmetic.
     for name in names:
         value = getattr(scheme, name)
         object.__setattr__(scheme, name, None if value is None else operator.index(value))
+    object.__setattr__(scheme, "extra", bytes(scheme.extra))
 
 
 def _header(scheme: Quantization, flags: int) -> bytes:
@@ -124,7 +125,7 @@ class PerTensor:
     def __post_init__(self) -> None:
         with np.errstate(over="ignore"):
             object.__setattr__(self, "scale", float(np.float32(self.scale)))
-        _to_ints(self, "zero_point", "scheme_version")
+        _normalize(self, "zero_point", "scheme_version")
 
     @property
     def scheme(self) -> str:
@@ -198,7 +199,7 @@ class PerChannel:
     }
 
     def __post_init__(self) -> None:
-        _to_ints(self, "axis", "scale_buffer_index", "zero_point_buffer_index", "scale_type_tag", "scheme_version")
+        _normalize(self, "axis", "scale_buffer_index", "zero_point_buffer_index", "scale_type_tag", "scheme_version")
         _set_symmetric(self)
 
     @property
@@ -277,8 +278,8 @@ class PerBlock:
     }
 
     def __post_init__(self) -> None:
-        _to_ints(self, "axis", "block_size", "scale_buffer_index", "zero_point_buffer_index", "scale_type_tag")
-        _to_ints(self, "scheme_version")
+        _normalize(self, "axis", "block_size", "scale_buffer_index", "zero_point_buffer_index", "scale_type_tag")
+        _normalize(self, "scheme_version")
         _set_symmetric(self)
 
     @property
@@ -346,7 +347,7 @@ class OpaqueScheme:
     field_offsets: ClassVar[Mapping[str, int]] = {"axis": 4, "block_size": 8, "scale_buffer_index": 12}
 
     def __post_init__(self) -> None:
-        _to_ints(self, "scheme_tag", "axis", "block_size", "scale_buffer_index", "scheme_version")
+        _normalize(self, "scheme_tag", "axis", "block_size", "scale_buffer_index", "scheme_version")
 
     @property
     def scheme(self) -> str:

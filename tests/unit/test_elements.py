@@ -79,6 +79,12 @@ def test_unknown_name(name):
     assert caught.value.codes == ["element_type_invalid"]
 
 
+def test_none_is_not_float64():
+    with pytest.raises(InvalidDescriptorError) as caught:
+        element_type(None)
+    assert caught.value.codes == ["element_type_invalid"]
+
+
 def test_dtype_without_a_type():
     for dtype in (np.longdouble, "V16", "M8[s]", "S3", ml_dtypes.float8_e4m3fnuz, [("a", "u1")]):
         with pytest.raises(UnsupportedError):
@@ -104,10 +110,18 @@ def test_private_type_needs_its_section(tag):
     assert caught.value.codes == ["extension_flag_mismatch"]
 
 
-def test_built_in_type_has_no_section():
-    with pytest.raises(InvalidDescriptorError) as caught:
-        element_type("int8", private=PrivateType(8))
-    assert caught.value.codes == ["extension_flag_mismatch"]
+def test_section_belongs_to_its_type():
+    assert element_type(PRIVATE[4], private=PrivateType(4)) is PRIVATE[4]
+    for which in ("int8", element_type("int8"), PRIVATE[4]):
+        with pytest.raises(InvalidDescriptorError) as caught:
+            element_type(which, private=PrivateType(8))
+        assert caught.value.codes == ["extension_flag_mismatch"]
+
+
+def test_very_wide_private_type():
+    kind = element_type(0xF0, private=PrivateType(2**32 - 8))
+    assert kind.pool_dtype.itemsize == 2**29 - 1
+    assert kind.size_bytes(2**64) == 2**64 * (2**29 - 1)
 
 
 @pytest.mark.parametrize(

@@ -302,3 +302,23 @@ def test_nf4_and_mxfp_are_not_dequantized(scheme):
 def test_opaque_values_are_not_dequantized(dtype):
     with pytest.raises(UnsupportedError):
         dequantize(np.zeros((1, 1, 1), dtype), PerTensor(1.0), scales=np.float32(1))
+
+
+def test_infinities_and_nan_are_answers_and_not_warnings():
+    values = np.array([[[0, 2]]], np.float64) * 1e300
+    got = dequantize(values, PerTensor(3e38), scales=np.float32(3e38))
+    assert got.tolist() == [[[0, np.inf]]]
+    got = dequantize(np.zeros((1, 1, 1), np.int8), PerChannel(1, 3), scales=np.array([np.inf], np.float32))
+    assert np.isnan(got).tolist() == [[[True]]]
+
+
+def test_extra_is_bytes():
+    assert hash(PerTensor(1.0, extra=bytearray(b"x"))) == hash(PerTensor(1.0, extra=b"x"))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.float8_e4m3fn])
+def test_zero_point_of_float_storage_is_subtracted_in_float32(dtype):
+    zero = 2**24 + 2
+    values = np.array([[[0.5, 8]]], np.float32).astype(dtype)
+    got = dequantize(values, PerTensor(0.5, zero), scales=np.float32(0.5), zero_points=np.int32(zero))
+    assert got.tolist() == [[[-(2**23) - 1, -(2**23) + 3]]]
