@@ -28,9 +28,10 @@ FINDINGS = 1
     help=f"Where the snapshot goes; must not exist. Without it: {SNAPSHOT} here, written anew each time.",
 )
 def demo(output: Path | None) -> None:
-    """Write a real KV cache to a snapshot, open it again, and prove that every byte is the same.
+    """Write a real cache, read it back, compare.
 
-    The cache is a piece of SmolLM2-135M's: five layers, four sequences, three of which share a prefix.
+    Proves that every byte of a KV cache comes back from a snapshot. The cache is a piece of SmolLM2-135M's: five
+    layers, four sequences, three of which share a prefix.
     """
     if output is not None and output.exists():
         raise click.BadParameter(f"{output} exists", param_hint="--output")

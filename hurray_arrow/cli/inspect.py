@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,9 +22,10 @@ WITHHELD = ("tenant", "adapter", "user")
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document with stable keys.")
 def inspect(url: str, *, as_json: bool) -> None:
-    """Show the tensors, groups and metadata of the snapshot at URL; its pages stay unread.
+    """Show what is in a snapshot; its pages stay unread.
 
-    Tenants, adapters, token ids and the free field `user` are never shown.
+    Tensors, groups, sharing and metadata of the snapshot at URL. Tenants, adapters, token ids and the free field
+    `user` are never shown.
     """
     with open_snapshot(url) as snapshot:
         found = summary(snapshot)
@@ -51,7 +51,7 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
     """
     metadata = dict(snapshot.metadata)
     withheld = [key for key in WITHHELD if metadata.pop(key, None) is not None]
-    entries = [dataclasses.asdict(entry) for entry in snapshot.entries]
+    entries = [entry._asdict() for entry in snapshot.entries]
     return {
         "profile": snapshot.profile,
         "num_tensors": len(entries),
@@ -121,7 +121,7 @@ def show(found: dict[str, Any], title: str, *, to: Console) -> None:
         to.print(f"  not shown: {', '.join(found['withheld'])}")
     for group in found["groups"]:
         to.print(group_text(group))
-    to.print(entries_table(found["entries"]))
+    to.print(entries_table(found["entries"]), soft_wrap=False)
 
 
 def dotted(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -147,17 +147,15 @@ def group_text(group: dict[str, Any]) -> str:
 
 
 def entries_table(entries: list[dict[str, Any]]) -> Table:
-    """Return the table of tensors."""
+    """Return the table of tensors; what is seldom asked (index type, encoding, rows) is in the JSON."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    left = ("kv_role", "component", "element_type", "encoding")
-    columns = ("tensor", "layer_index", *left, "kv_group", "num_seqs", "num_pages", "page_shape", "rows", "bytes")
-    for name in columns:
+    left = ("kv_role", "component", "element_type")
+    for name in ("tensor", "layer_index", *left, "kv_group", "num_pages", "page_shape", "bytes"):
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     for entry in entries:
-        layer = "–" if entry["layer_index"] is None else str(entry["layer_index"])
-        texts = [printable(str(entry[name])) for name in left]
-        numbers = [f"{entry[name]:,}" for name in ("kv_group", "num_seqs", "num_pages")]
+        layer = [str(entry[name]) for name in ("layer_index", "layer_name") if entry[name] is not None]
+        texts = [printable(text) for text in (" ".join(layer) or "–", *(entry[name] for name in left))]
         shape = " × ".join(str(length) for length in entry["page_shape"])
-        ends = [shape, f"{entry['num_rows']:,}", size(entry["stored_bytes"])]
-        table.add_row(str(entry["tensor_index"]), layer, *texts, *numbers, *ends)
+        numbers = (str(entry["kv_group"]), f"{entry['num_pages']:,}", shape, size(entry["stored_bytes"]))
+        table.add_row(str(entry["tensor_index"]), *texts, *numbers)
     return table

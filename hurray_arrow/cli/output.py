@@ -12,13 +12,17 @@ from fsspec.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-#: Columns of a table where there is no terminal to ask for its width.
+#: Columns of text that a table gets where there is no terminal to ask, and the least it gets where there is one:
+#: a narrow terminal wraps lines, and nothing is cut off.
 PIPE_WIDTH = 160
+LEAST_WIDTH = 100
 
 
 def console() -> Console:
-    """Return a console on stdout that neither cuts tables in a pipe nor reads markup in a snapshot's names."""
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, highlight=False, emoji=False)
+    """Return a console on stdout that reads no markup in a snapshot's names and cuts no numbers."""
+    screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    screen.width = max(screen.width, LEAST_WIDTH) if screen.is_terminal else PIPE_WIDTH
+    return screen
 
 
 def printable(text: str) -> str:

@@ -19,9 +19,10 @@ FINDINGS = 1
 @click.argument("url")
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON document with stable keys.")
 def validate(url: str, *, as_json: bool) -> None:
-    """Check the whole snapshot at URL: its checksums, its structure, and every tensor against the specification.
+    """Check every checksum and rule of a snapshot.
 
-    Exit code 1 and a list of what is broken when there are findings, 3 when the file is no complete snapshot.
+    Reads the whole snapshot at URL. Exit code 1 and a list of what is broken when there are findings, 3 when the file
+    is no complete snapshot.
     """
     num_tensors, problems, unverified = findings(url)
     if as_json:
@@ -31,10 +32,10 @@ def validate(url: str, *, as_json: bool) -> None:
     else:
         out = console()
         for problem in [*problems, *unverified]:
-            out.print(printable(f"{problem.code}: {problem}"), soft_wrap=True)
+            out.print(printable(f"{problem.code}: {problem}"))
         verdict = count(len(problems), "problem") if problems else "no problems"
         unchecked = f", {count(len(unverified), 'part')} not verifiable" if unverified else ""
-        out.print(printable(f"{url}: {count(num_tensors, 'tensor')}, {verdict}{unchecked}"), soft_wrap=True)
+        out.print(printable(f"{url}: {count(num_tensors, 'tensor')}, {verdict}{unchecked}"))
     if problems:
         sys.exit(FINDINGS)
 

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 
 import numpy as np
 
@@ -91,3 +98,28 @@ def test_several_groups_each_have_a_line(run, tmp_path):
     assert "  5 pages of 2 tokens, 3 unreferenced; no page is shared" in lines
     assert "group 1: 1 tensor, 3 sequences, 3 tokens" in lines
     assert "  5 pages of 2 tokens, 4 unreferenced; 1 page shared by 2 sequences" in lines
+
+
+def test_a_narrow_terminal_cuts_nothing(path):
+    """A real terminal of 60 columns, made with a pseudo-terminal."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    program = "from hurray_arrow.cli import main; main()"
+    command = [sys.executable, "-c", program, "inspect", str(path)]
+    with subprocess.Popen(command, stdout=follower, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(follower)
+        text = b""
+        while chunk := read_terminal(leader):
+            text += chunk
+    os.close(leader)
+    assert process.returncode == 0
+    assert text.count(b"float32") == 4
+    assert "…" not in text.decode()
+
+
+def read_terminal(leader):
+    """Return the next bytes of a pseudo-terminal; Linux says EIO where others say end of file."""
+    try:
+        return os.read(leader, 4096)
+    except OSError:
+        return b""
