@@ -96,15 +96,14 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    holders = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MAX_DEPTH):
-        level = [
+        holders = [
             item
-            for holder in level
-            if isinstance(holder, (dict, list))
-            for item in (holder.values() if isinstance(holder, dict) else holder)
+            for holder in holders
+            for item in (holder.values() if type(holder) is dict else holder)
+            if type(item) is dict or type(item) is list
         ]
-        if not level:
+        if not holders:
             return
-    if any(isinstance(item, (dict, list)) for item in level):
-        raise JsonError(f"nested deeper than {MAX_DEPTH}")
+    raise JsonError(f"nested deeper than {MAX_DEPTH}")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, MEDIA_TYPE, SEQUENCES_TYPE
-from hurray_arrow.arrow.types import list_window, primitive_values
+from hurray_arrow.arrow.types import list_window, primitive_values, validity
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.sequences import MediaSpan, Sequences
 
@@ -55,11 +55,10 @@ def sequences_from_array(array: pa.StructArray) -> Sequences:
 
     lengths, ids, adapter, tenant = child("num_tokens"), child("id"), child("adapter"), child("tenant")
     token_ids, positions, media = child("token_ids"), child("page_positions"), child("media")
-    seq_lens, seq_lens_known = None, None
+    seq_lens: npt.NDArray[np.uint64] | None = None
+    seq_lens_known: npt.NDArray[np.bool_] | None = None
     if lengths is not None:
-        seq_lens = primitive_values(lengths.fill_null(0)).astype(np.uint64, copy=False)
-        if lengths.null_count:
-            seq_lens_known = lengths.is_valid().to_numpy(zero_copy_only=False)
+        seq_lens, seq_lens_known = primitive_values(lengths), validity(lengths)
     return Sequences(
         seq_lens=seq_lens,
         seq_lens_known=seq_lens_known,
@@ -121,13 +120,13 @@ def _media(media: Sequence[Sequence[MediaSpan] | None] | None, num_seqs: int) ->
 
 def _from_ragged(array: pa.ListArray, item_type: pa.DataType) -> tuple[npt.NDArray[Any] | None, ...]:
     offsets, items = list_window(array)
-    values = primitive_values(items.cast(item_type))
+    values = primitive_values(items if items.type == item_type else items.cast(item_type))
     bounds = offsets.tolist()
     pieces = [values[first:last] for first, last in pairwise(bounds)]
-    if not array.null_count:
+    known = validity(array)
+    if known is None:
         return tuple(pieces)
-    valid = array.is_valid().to_pylist()
-    return tuple(piece if known else None for piece, known in zip(pieces, valid, strict=True))
+    return tuple(piece if there else None for piece, there in zip(pieces, known.tolist(), strict=True))
 
 
 def _spans(spans: list[dict[str, Any]] | None) -> tuple[MediaSpan, ...] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 MAGIC = b"ARROW1"
 #: What ends a file: the footer's length and the magic.
@@ -25,8 +25,7 @@ class IpcLayoutError(ValueError):
     """Bytes that are not the Arrow structure they should be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Place of one record batch in a file, in bytes."""
 
     offset: int
@@ -86,7 +85,7 @@ def footer_blocks(footer: bytes | memoryview) -> list[Block]:
     if table.vector(2, 24)[1]:
         raise IpcLayoutError("the footer lists dictionaries")
     start, count = table.vector(3, 24)
-    return [Block(*struct.unpack_from("<qi4xq", table.data, start + 24 * i)) for i in range(count)]
+    return list(map(Block._make, struct.iter_unpack("<qi4xq", table.data[start : start + 24 * count])))
 
 
 def encapsulated(message: bytes | memoryview) -> memoryview:
@@ -126,7 +125,7 @@ def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:
     if batch is None:
         raise IpcLayoutError("the message has no header")
     start, count = batch.vector(2, 16)
-    buffers = tuple(struct.unpack_from("<qq", batch.data, start + 16 * i) for i in range(count))
+    buffers = tuple(struct.iter_unpack("<qq", batch.data[start : start + 16 * count]))
     compression = batch.table(3)
     codec = None if compression is None else int(compression.scalar(0, "<b"))
     return BatchLayout(int(batch.scalar(0, "<q")), buffers, codec)

@@ -163,7 +163,7 @@ class _Reader:
         if items is None:
             return None
         _no_nulls(items, "page_checksums")
-        return primitive_values(items.cast(pa.uint64()))
+        return primitive_values(items if items.type == pa.uint64() else items.cast(pa.uint64()))
 
     def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None]:
         """Return the filled pool column, its bytes, and what its extension type says of the pages."""

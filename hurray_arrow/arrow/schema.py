@@ -5,6 +5,7 @@ Spec: snapshot format, sections 1, 2 and 4. The same schema as text: ``schemas/s
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from hurray_arrow import _json
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PageClass, PagePoolType
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import UnsupportedError
@@ -170,7 +170,9 @@ def schema_xxh3(schema: pa.Schema) -> str:
     Spec: snapshot format, section 4.
     """
     pairs = sorted([_text(key), _text(value)] for key, value in (schema.metadata or {}).items())
-    return xxhash.xxh3_64_hexdigest(_json.dumps([pairs, [_canonical_field(field) for field in schema]]).encode())
+    fields = [_canonical_field(field) for field in schema]
+    canonical = json.dumps([pairs, fields], separators=(",", ":"), ensure_ascii=False)
+    return xxhash.xxh3_64_hexdigest(canonical.encode())
 
 
 def _canonical_field(field: pa.Field) -> list[Any]:
@@ -182,23 +184,18 @@ def _canonical_field(field: pa.Field) -> list[Any]:
         name = _text(field.metadata[b"ARROW:extension:name"])
         extension_metadata = _text(field.metadata.get(b"ARROW:extension:metadata", b""))
     children = [_canonical_field(data_type.field(i)) for i in range(data_type.num_fields)]
-    list_size = data_type.list_size if pa.types.is_fixed_size_list(data_type) else None
-    return [field.name, field.nullable, _type_name(data_type), list_size, name, extension_metadata, children]
+    list_size = data_type.list_size if data_type.id == pa.lib.Type_FIXED_SIZE_LIST else None
+    type_name = _NESTED_NAMES.get(data_type.id) or str(data_type)
+    return [field.name, field.nullable, type_name, list_size, name, extension_metadata, children]
 
 
-def _type_name(data_type: pa.DataType) -> str:
-    for is_type, name in _NESTED_NAMES:
-        if is_type(data_type):
-            return name
-    return str(data_type)
-
-
-_NESTED_NAMES = (
-    (pa.types.is_fixed_size_list, "fixed_size_list"),
-    (pa.types.is_large_list, "large_list"),
-    (pa.types.is_list, "list"),
-    (pa.types.is_struct, "struct"),
-)
+#: Nested types by Arrow's number; the names of the others are pyarrow's own.
+_NESTED_NAMES = {
+    pa.lib.Type_FIXED_SIZE_LIST: "fixed_size_list",
+    pa.lib.Type_LARGE_LIST: "large_list",
+    pa.lib.Type_LIST: "list",
+    pa.lib.Type_STRUCT: "struct",
+}
 
 
 def _text(value: bytes) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,6 +110,7 @@ class PageClass:
             return np.dtype(np.uint8) if self.bits < 8 else np.dtype(f"V{self.bits // 8}")
         return element_type(self.element_type).pool_dtype
 
+    @lru_cache(maxsize=256)  # noqa: B019 - a page class is a small value, and reading a schema asks many times
     def storage_type(self) -> pa.DataType:
         """Arrow storage type of one page: ``fixed_size_list<T not null, n>``.
 
@@ -175,7 +178,7 @@ class PagePoolType(pa.ExtensionType):
     @classmethod
     def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> PagePoolType:
         try:
-            page_class = parse_page_pool_metadata(serialized, storage)
+            page_class = parse_page_pool_metadata(bytes(serialized), storage)
             made = cls(page_class)
             if made.storage_type != storage:
                 raise ExtensionMetadataError(_metadata_problem(f"storage {storage}, metadata says {made.storage_type}"))
@@ -230,7 +233,7 @@ class BlockTableType(pa.ExtensionType):
         made = cls(storage)
         made._metadata = bytes(serialized)
         try:
-            _parse_metadata(serialized)
+            _parse_metadata(bytes(serialized))
             if storage not in BLOCK_TABLE_STORAGES.values():
                 raise ExtensionMetadataError(_metadata_problem(f"storage {storage} is not one of a block table"))
         except ExtensionMetadataError as error:
@@ -267,7 +270,7 @@ class PagePoolArray(pa.ExtensionArray):
             ``extension_metadata_invalid``: the type's metadata could not be read.
         """
         page_class = self.type.page_class
-        pages = fixed_size_list_bytes(self.storage).view(page_class.page_dtype)
+        pages: npt.NDArray[Any] = fixed_size_list_bytes(self.storage).view(page_class.page_dtype)
         return pages.reshape(len(self), *page_class.page_array_shape)
 
 
@@ -310,6 +313,7 @@ BLOCK_TABLE_STORAGES: Mapping[str, pa.DataType] = {
 }
 
 
+@lru_cache(maxsize=256)
 def page_pool_metadata(page_class: PageClass) -> bytes:
     """Write the extension metadata of a page pool (JSON, at most 4 KiB)."""
     fields = {
@@ -321,6 +325,7 @@ def page_pool_metadata(page_class: PageClass) -> bytes:
     return _json.dumps(fields).encode()
 
 
+@lru_cache(maxsize=256)
 def parse_page_pool_metadata(serialized: bytes, storage: pa.DataType) -> PageClass:
     """Read the extension metadata of a page pool; ``storage`` tells the width of a private element type.
 
@@ -356,15 +361,16 @@ def _element_bits(name: str, storage: pa.DataType, page_elems: int) -> int:
     return ELEMENT_TYPES[name].bits
 
 
-def _parse_metadata(serialized: bytes) -> dict[str, Any]:
+@lru_cache(maxsize=256)
+def _parse_metadata(serialized: bytes) -> Mapping[str, Any]:
     try:
-        fields = _json.loads(bytes(serialized), max_bytes=MAX_METADATA_BYTES)
+        fields = _json.loads(serialized, max_bytes=MAX_METADATA_BYTES)
     except _json.JsonError as error:
         raise ExtensionMetadataError(_metadata_problem(str(error))) from error
     if not isinstance(fields, dict) or fields.get("version") != METADATA_VERSION:
         found = fields.get("version") if isinstance(fields, dict) else fields
         raise ExtensionMetadataError(_metadata_problem(f"version {found!r:.40}, expected {METADATA_VERSION}"))
-    return fields
+    return MappingProxyType(fields)
 
 
 def _parsed(serialized: bytes) -> Any:
@@ -387,8 +393,7 @@ def fixed_size_list_bytes(array: pa.FixedSizeListArray) -> npt.NDArray[np.uint8]
         uint8 ``[len(array) * list_size * width]``; a read-only view that keeps the Arrow buffer alive.
     """
     size = array.type.list_size
-    child = array.values if hasattr(array, "values") else array.flatten()
-    return primitive_bytes(child.slice(array.offset * size, len(array) * size))
+    return primitive_bytes(array.values.slice(array.offset * size, len(array) * size))
 
 
 def primitive_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
@@ -411,14 +416,37 @@ def list_window(array: pa.ListArray | pa.LargeListArray) -> tuple[npt.NDArray[An
 
     Arrow may leave the offsets of an empty array out; then ``[0]`` is given back.
     """
-    signed, unsigned = (np.int64, np.uint64) if pa.types.is_large_list(array.type) else (np.int32, np.uint32)
-    data = array.buffers()[1]
-    if data is None or not len(array):
+    unsigned = np.uint64 if pa.types.is_large_list(array.type) else np.uint32
+    if not len(array):
         return np.zeros(1, unsigned), array.values.slice(0, 0)
-    offsets = np.frombuffer(data, signed, len(array) + 1, array.offset * np.dtype(signed).itemsize)
+    offsets = primitive_values(array.offsets)
     first, last = int(offsets[0]), int(offsets[-1])
     rebased = offsets.view(unsigned) if first == 0 else (offsets - first).view(unsigned)
     return rebased, array.values.slice(first, last - first)
+
+
+def validity(array: pa.Array) -> npt.NDArray[np.bool_] | None:
+    """Return which elements are not null, ``None`` where all are.
+
+    pyarrow's own ``is_valid`` loads its compute module, which takes longer than opening a snapshot.
+    """
+    bits = array.buffers()[0]
+    if bits is None or not array.null_count:
+        return None
+    first = array.offset // 8
+    unpacked = np.unpackbits(np.frombuffer(bits, np.uint8)[first:], bitorder="little")
+    start = array.offset - 8 * first
+    return unpacked[start : start + len(array)].view(np.bool_)
+
+
+def extension_types(schema: pa.Schema) -> tuple[pa.ExtensionType, ...]:
+    """Return the extension types of a schema's items.
+
+    pyarrow keeps a type's Python object by a weak reference and makes it anew, metadata parsed, each time it is asked
+    for and gone: who reads many arrays of a schema holds on to these.
+    """
+    lists = (field.type for field in schema if field.type.id in (pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST))
+    return tuple(item for kind in lists if isinstance(item := kind.value_type, pa.ExtensionType))
 
 
 _REGISTERED: list[str] = []

@@ -6,7 +6,7 @@ Spec: snapshot format, section 4; house rules, "Selectors".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hurray_arrow.snapshot.index import IndexRow, TensorKey
 
@@ -17,8 +17,7 @@ StrSelector = str | Collection[str] | None
 SELECTORS = ("layer_index", "layer_name", "kv_role", "kv_group", "component")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of a snapshot.
 
     Parameters

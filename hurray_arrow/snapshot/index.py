@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import zstandard
 
@@ -25,15 +26,14 @@ INDEX_HASH_KEY = "hurray_arrow.index_xxh3"
 INDEX_VERSION = 1
 MAX_PLAIN_INDEX_BYTES = 16 << 10
 MAX_INDEX_BYTES = 256 << 20
-HASH_DIGITS = 16
+_HASH = re.compile("[0-9a-f]{16}")
 SPEC = "snapshot format 4"
 
 #: A tensor's key, unique in a snapshot.
 TensorKey = tuple[int, int | None, str | None, str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexRow:
+class IndexRow(NamedTuple):
     """One row of the snapshot: what it holds and, in a file, where. Sizes and offsets are bytes from the file's start.
 
     The share profile adds the place of the pages and the hashes of what lies before and after them.
@@ -73,67 +73,64 @@ class IndexRow:
 
     def as_json(self) -> dict[str, Any]:
         """Return the row as JSON values; what a profile does not have is left out."""
-        optional = {field.name for field in fields(self) if field.default is None}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None or name not in optional}
-
-    @classmethod
-    def from_json(cls, value: Any, number: int) -> IndexRow:
-        """Read a row; unknown keys are ignored.
-
-        Raises
-        ------
-        JsonError
-            A key is missing or has a value of the wrong kind.
-        """
-        if not isinstance(value, dict):
-            raise _json.JsonError(f"rows[{number}] is no object")
-        return cls(**{field.name: _READERS[field.name](value, field.name, number) for field in fields(cls)})
+        return {
+            name: value
+            for name, value in self._asdict().items()
+            if value is not None or name not in self._field_defaults
+        }
 
 
-def _integer(value: Mapping[str, Any], name: str, number: int) -> int:
-    return _json.as_integer(value.get(name), what=f"rows[{number}].{name}")
+def _integer(value: Any, what: str) -> int:
+    return _json.as_integer(value, what=what)
 
 
-def _optional_integer(value: Mapping[str, Any], name: str, number: int) -> int | None:
-    return None if value.get(name) is None else _integer(value, name, number)
+def _string(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise _json.JsonError(f"{what}: {value!r:.40}, expected a string")
+    return value
 
 
-def _string(value: Mapping[str, Any], name: str, number: int) -> str:
-    found = value.get(name)
-    if not isinstance(found, str):
-        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected a string")
-    return found
+def _hash(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not _HASH.fullmatch(value):
+        raise _json.JsonError(f"{what}: {value!r:.40}, expected 16 lower-case hex digits")
+    return value
 
 
-def _optional_string(value: Mapping[str, Any], name: str, number: int) -> str | None:
-    return None if value.get(name) is None else _string(value, name, number)
-
-
-def _hash(value: Mapping[str, Any], name: str, number: int) -> str | None:
-    found = _optional_string(value, name, number)
-    if found is not None and not _is_hash(found):
-        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected {HASH_DIGITS} hex digits")
-    return found
-
-
-def _shape(value: Mapping[str, Any], name: str, number: int) -> tuple[int, int, int]:
-    found = value.get(name)
-    if not isinstance(found, list) or len(found) != 3:
-        raise _json.JsonError(f"rows[{number}].{name}: {found!r:.40}, expected three integers")
-    page_size, num_heads, head_dim = (_json.as_integer(extent, what=f"rows[{number}].{name}") for extent in found)
+def _shape(value: Any, what: str) -> tuple[int, int, int]:
+    if not isinstance(value, list) or len(value) != 3:
+        raise _json.JsonError(f"{what}: {value!r:.40}, expected three integers")
+    page_size, num_heads, head_dim = (_integer(extent, what) for extent in value)
     return page_size, num_heads, head_dim
 
 
-_READERS: Mapping[str, Any] = {
-    **dict.fromkeys(("tensor_index", "kv_group", "page_offset", "num_pages", "num_seqs"), _integer),
-    **dict.fromkeys(("offset", "metadata_bytes", "body_bytes"), _integer),
-    **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type"), _string),
-    **dict.fromkeys(("layer_index", "pages_offset", "pages_bytes", "checksums_offset"), _optional_integer),
+_READERS: Mapping[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type", "layer_name"), _string),
     **dict.fromkeys(("head_xxh3", "tail_xxh3"), _hash),
-    "layer_name": _optional_string,
     "page_shape": _shape,
 }
+_NULLABLE = {"layer_index", "layer_name", *IndexRow._field_defaults}
+
+
+def _rows_from_json(rows: list[Any]) -> tuple[IndexRow, ...]:
+    """Read the rows, field by field over all of them: an index may have a hundred thousand."""
+    if not all(type(row) is dict for row in rows):
+        raise _json.JsonError("rows are not all objects")
+    return tuple(map(IndexRow._make, zip(*(_column(rows, name) for name in IndexRow._fields), strict=True)))
+
+
+def _column(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    values: list[Any] = [row.get(name) for row in rows]
+    kinds = set(map(type, values))
+    read: Callable[[Any, str], Any] = _READERS.get(name, _integer)
+    # What nearly every index holds is recognised at once; everything else is looked at one by one.
+    if kinds == {type(None)} and name in _NULLABLE:
+        return values
+    if (read is _integer and kinds == {int} and min(values) >= 0) or (read is _string and kinds == {str}):
+        return values
+    return [
+        None if value is None and name in _NULLABLE else read(value, f"rows[{number}].{name}")
+        for number, value in enumerate(values)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,17 +213,13 @@ class Index:
             found = value.get("version") if isinstance(value, dict) else value
             raise _json.JsonError(f"version {found!r:.40}, expected {INDEX_VERSION}")
         rows, kind, schema_hash = value.get("rows"), value.get("kind"), value.get("schema_xxh3")
-        if not isinstance(rows, list) or kind not in ("file", "stream") or not _is_hash(schema_hash):
-            raise _json.JsonError("rows, kind or schema_xxh3 is not what it should be")
-        index = cls(tuple(IndexRow.from_json(row, number) for number, row in enumerate(rows)), str(schema_hash), kind)
+        if not isinstance(rows, list) or kind not in ("file", "stream"):
+            raise _json.JsonError(f"kind {kind!r:.40} with rows of {type(rows).__name__}")
+        index = cls(_rows_from_json(rows), _hash(schema_hash, "schema_xxh3"), kind)
         for name, counted in (("num_rows", len(rows)), ("num_tensors", index.num_tensors)):
             if value.get(name) != counted:
                 raise _json.JsonError(f"{name} is {value.get(name)!r:.40}, the rows are {counted}")
         return index
-
-
-def _is_hash(value: Any) -> bool:
-    return isinstance(value, str) and len(value) == HASH_DIGITS and set(value) <= set("0123456789abcdef")
 
 
 def _decompressed(stored: bytes) -> bytes:
@@ -251,28 +244,27 @@ def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
     seen: set[tuple[int, int]] = set()
     end = 0
     for number, row in enumerate(rows):
-        where = f"rows[{number}]"
+        body = row.offset + row.metadata_bytes
         if row.offset < end or row.offset % 8 or not row.metadata_bytes:
-            message = f"place [{row.offset}, {row.block.end}) after a row that ends at {end}"
-            problems.append(Problem(ProblemCode.ROW_PLACE, where, message, SPEC))
-        end = row.block.end
-        problems += _page_place_problems(row, where)
-        if (row.tensor_index, row.page_offset) in seen:
+            message = f"place [{row.offset}, {body + row.body_bytes}) after a row that ends at {end}"
+            problems.append(_problem(ProblemCode.ROW_PLACE, number, message))
+        end = body + row.body_bytes
+        if row.pages_offset is not None:
+            pages_end = row.pages_offset + (row.pages_bytes or 0)
+            if not body <= row.pages_offset <= pages_end <= end or (row.checksums_offset or body) < body:
+                message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}"
+                problems.append(_problem(ProblemCode.ROW_PLACE, number, f"{message}, body [{body}, {end})"))
+        place = row.tensor_index, row.page_offset
+        if place in seen:
             message = f"tensor_index {row.tensor_index}, page_offset {row.page_offset} is given twice"
-            problems.append(Problem(ProblemCode.INDEX_INVALID, where, message, SPEC))
-        seen.add((row.tensor_index, row.page_offset))
-        if keys.setdefault(row.key, row.tensor_index) != row.tensor_index:
-            message = f"{row.key} is tensor {keys[row.key]}'s and tensor {row.tensor_index}'s"
-            problems.append(Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message, SPEC))
+            problems.append(_problem(ProblemCode.INDEX_INVALID, number, message))
+        seen.add(place)
+        key = row.key
+        if keys.setdefault(key, row.tensor_index) != row.tensor_index:
+            message = f"{key} is tensor {keys[key]}'s and tensor {row.tensor_index}'s"
+            problems.append(_problem(ProblemCode.TENSOR_KEY_DUPLICATE, number, message))
     return problems
 
 
-def _page_place_problems(row: IndexRow, where: str) -> list[Problem]:
-    if row.pages_offset is None:
-        return []
-    first, last = row.offset + row.metadata_bytes, row.block.end
-    pages_end = row.pages_offset + (row.pages_bytes or 0)
-    if first <= row.pages_offset <= pages_end <= last and (row.checksums_offset or first) >= first:
-        return []
-    message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}, body [{first}, {last})"
-    return [Problem(ProblemCode.ROW_PLACE, where, message, SPEC)]
+def _problem(code: ProblemCode, number: int, message: str) -> Problem:
+    return Problem(code, f"rows[{number}]", message, SPEC)

@@ -32,7 +32,7 @@ class IndexedRows:
 
     def __init__(self, source: FileRange, tail: Tail, *, trusted: bool = False) -> None:
         self._source = source
-        self._schema = tail.schema
+        self._schema, self._types = tail.schema, tail.types
         self._trusted = trusted
         self._check_profile(tail)
         self.entries: tuple[Entry, ...] = entries_of(tail.index.rows)

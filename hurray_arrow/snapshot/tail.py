@@ -21,6 +21,7 @@ from hurray_arrow.arrow.ipc_layout import (
 )
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.schema import schema_xxh3
+from hurray_arrow.arrow.types import extension_types
 from hurray_arrow.errors import (
     HurrayArrowError,
     Problem,
@@ -36,9 +37,13 @@ NOT_FINISHED = "the writer did not finish, or another tool rewrote the file; rec
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What the end of a file says: its schema, the snapshot's metadata, and the index."""
+    """What the end of a file says: its schema, the snapshot's metadata, and the index.
+
+    ``types`` holds on to the schema's extension types, see :func:`~hurray_arrow.arrow.types.extension_types`.
+    """
 
     schema: pa.Schema
+    types: tuple[pa.ExtensionType, ...]
     metadata: dict[str, Any]
     index: Index
 
@@ -58,8 +63,9 @@ def read_tail(source: FileRange) -> Tail:
     url = source.url
     blocks = _footer(source)
     try:
-        reader = pa.ipc.open_file(pa.PythonFile(_RangeFile(source), mode="r"))
+        reader = pa.ipc.open_file(_arrow_file(source))
         schema = reader.schema
+        types = extension_types(schema)
         check_format_version(schema.metadata, url=url)
         end, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
     except HurrayArrowError:
@@ -77,7 +83,7 @@ def read_tail(source: FileRange) -> Tail:
     if index.kind != "file" or blocks[:-1] != places:
         message = f"{len(blocks) - 1} blocks before the last, the index has {len(places)} rows elsewhere"
         raise _footer_error(message, url)
-    return Tail(schema, parse_schema_metadata(schema.metadata, url=url), index)
+    return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index)
 
 
 def _footer(source: FileRange) -> list[Block]:
@@ -99,6 +105,12 @@ def _footer(source: FileRange) -> list[Block]:
 
 def _footer_error(message: str, url: str) -> SnapshotCorruptError:
     return SnapshotCorruptError(Problem(ProblemCode.FOOTER_INVALID, "footer", message, SPEC), url=url)
+
+
+def _arrow_file(source: FileRange) -> pa.NativeFile:
+    if source.is_mapped:
+        return pa.BufferReader(source.read(0, source.size))
+    return pa.PythonFile(_RangeFile(source), mode="r")
 
 
 class _RangeFile(io.RawIOBase):
