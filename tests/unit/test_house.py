@@ -133,13 +133,3 @@ def test_functions_are_of_readable_length():
                 if lines > 50:
                     too_long.append(f"{place(path)[0]}.{node.name}: {lines}")
     assert too_long == []
-
-
-def test_import_loads_no_optional_package():
-    import subprocess
-
-    program = f"import hurray_arrow, sys; print(*({set(SERVED_BY)!r} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
-    assert done.stdout.split() == []
