@@ -327,7 +327,8 @@ class PagedReading(PageSharing):
         """
         if page_ids is None and not self.element_type.is_packed:
             return read_only(self.page_pool)
-        return self._gather([self._pages_run(page_ids)]).reshape(-1, *self.descriptor.page_shape)
+        ids, slots = self._pages_run(page_ids)
+        return self._gather([(ids, slots)]).reshape(ids.size, *self.descriptor.page_shape)
 
     def dequantize_pages(self, page_ids: Integers | None = None) -> Float32Array:
         """Give whole pages, also their unused slots, as the float32 numbers that they stand for.
@@ -351,7 +352,8 @@ class PagedReading(PageSharing):
 
         Spec: block-paged layout, Per-page-slot parameters and Per-scheme composition.
         """
-        return self._dequantize([self._pages_run(page_ids)]).reshape(-1, *self.descriptor.page_shape)
+        ids, slots = self._pages_run(page_ids)
+        return self._dequantize([(ids, slots)]).reshape(ids.size, *self.descriptor.page_shape)
 
     # -- what the answers stand on ---------------------------------------------------------------------------------
 

@@ -202,8 +202,9 @@ class BlockPagedTensor(PagedReading):
         """
         element = None if element_type is None else element_type_of(element_type, private=private)
         index = index_type_of(index_type)
-        table_given = block_table is not None and seq_ptr is not None
-        if table_given == (block_tables is not None):
+        tables = {"block_table": block_table, "seq_ptr": seq_ptr, "block_tables": block_tables}
+        given = {name for name, value in tables.items() if value is not None}
+        if given not in ({"block_table", "seq_ptr"}, {"block_tables"}):
             raise TypeError("pass either block_table and seq_ptr, or block_tables")
         if block_tables is not None:
             block_table, seq_ptr = join_tables(block_tables, index)

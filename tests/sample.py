@@ -68,7 +68,9 @@ def random_pool(element: ElementType, *, num_pages: int, page_shape: Sequence[in
     return pool.reshape(num_pages, *page_shape)
 
 
-def scheme(name: str, *, page_size: int, shape: Sequence[int], num_pages: int, seed: int = 13) -> tuple[Any, list[Any]]:
+def scheme(
+    name: str, *, page_size: int, shape: Sequence[int], num_pages: int, seed: int = 13
+) -> tuple[Quantization | None, list[Any]]:
     """Return a quantization scheme and its parameter buffers, by one of the names in SCHEMES."""
     rng = np.random.default_rng(seed)
 
@@ -80,21 +82,26 @@ def scheme(name: str, *, page_size: int, shape: Sequence[int], num_pages: int, s
 
     slots = num_pages * page_size
     heads, dims = shape[1:]
-    schemes: dict[str, tuple[Quantization | None, list[Any]]] = {
-        "none": (None, []),
-        "per_tensor": (PerTensor(0.37, -3), []),
-        "per_channel_heads": (PerChannel(1, 3, 4), [scales(heads), zero_points(heads)]),
-        "per_channel_dims": (PerChannel(2, 3), [scales(dims)]),
-        "per_block": (PerBlock(0, page_size, 3, scale_type_tag=0x01), [scales(slots).astype(np.float16)]),
-        "per_block_zero_points": (PerBlock(0, page_size, 4, 3), [zero_points(slots), scales(slots)]),
-        "per_block_one_buffer": (
-            PerBlock(0, page_size, 3, 3),
-            [scales(slots).tobytes() + zero_points(slots).tobytes()],
-        ),
-        "nf4": (OpaqueScheme(0x04, 2, 8, 3), [rng.integers(0, 256, 19, dtype=np.uint8)]),
-        "mxfp": (OpaqueScheme(0x05, 2, 16, 3), [rng.integers(0, 256, 23, dtype=np.uint8)]),
-    }
-    return schemes[name]
+    match name:
+        case "none":
+            return None, []
+        case "per_tensor":
+            return PerTensor(0.37, -3), []
+        case "per_channel_heads":
+            return PerChannel(1, 3, 4), [scales(heads), zero_points(heads)]
+        case "per_channel_dims":
+            return PerChannel(2, 3), [scales(dims)]
+        case "per_block":
+            return PerBlock(0, page_size, 3, scale_type_tag=0x01), [scales(slots).astype(np.float16)]
+        case "per_block_zero_points":
+            return PerBlock(0, page_size, 4, 3), [zero_points(slots), scales(slots)]
+        case "per_block_one_buffer":
+            return PerBlock(0, page_size, 3, 3), [scales(slots).tobytes() + zero_points(slots).tobytes()]
+        case "nf4":
+            return OpaqueScheme(0x04, 2, 8, 3), [rng.integers(0, 256, 19, dtype=np.uint8)]
+        case "mxfp":
+            return OpaqueScheme(0x05, 2, 16, 3), [rng.integers(0, 256, 23, dtype=np.uint8)]
+    raise ValueError(name)
 
 
 def make_tensor(
@@ -130,8 +137,9 @@ def make_tensor(
     }
     if element.is_packed:
         arguments |= {"page_shape": page_shape, "num_pages": num_pages}
-    if overrides.keys() & {"block_table", "sequences"}:
-        del arguments["block_tables" if "block_table" in overrides else "seq_lens"]
+    for given, instead_of in (("block_table", "block_tables"), ("sequences", "seq_lens")):
+        if given in overrides:
+            del arguments[instead_of]
     if "page_pool" not in overrides:
         overrides["page_pool"] = random_pool(element, num_pages=num_pages, page_shape=page_shape, seed=seed)
     return BlockPagedTensor.from_arrays(**{**arguments, **overrides})
