@@ -31,10 +31,10 @@ coverage: $(VENV)/.test-installed  ## the whole suite with branch coverage
 	$(PYTEST) -n $(JOBS) --dist worksteal --cov --cov-report=term-missing
 
 bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
-	$(PYTEST) benchmarks --benchmark-enable
+	$(BIN)/python -m benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks .coverage htmlcov dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:

@@ -11,7 +11,7 @@ table = pa.ipc.open_file(sys.argv[1]).read_all()  # DuckDB reads no Arrow file b
 small = table.drop_columns(["page_pool"])
 
 print("tensors by kv_role")
-for row in duckdb.sql("select kv_role, count(*) from small group by kv_role order by kv_role").fetchall():
+for row in duckdb.execute("select kv_role, count(*) from small group by kv_role order by kv_role").fetchall():
     print(*row)
 
 sharing = """
@@ -23,5 +23,5 @@ sharing = """
     group by sequences order by sequences
 """
 print("pages by the number of sequences that use them")
-for row in duckdb.sql(sharing).fetchall():
+for row in duckdb.execute(sharing).fetchall():
     print(*row)
