@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
@@ -81,14 +82,14 @@ def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
     """
     entries = [entry for entry in snapshot.entries if entry.kv_group == kv_group]
     tensor: BlockPagedTensor = next(iter(snapshot.iter_tensors(kv_group=kv_group)))
-    sharers = tensor.sequences_per_page()
+    sharers = sequences_per_named_page(tensor)
     sequences, pages = np.unique(sharers[sharers > 1], return_counts=True)
     return {
         "kv_group": kv_group,
         "num_tensors": len(entries),
         "page_size": tensor.page_size,
         "num_pages": tensor.num_pages,
-        "unreferenced_pages": len(tensor.unreferenced_pages()),
+        "unreferenced_pages": tensor.num_pages - len(sharers),
         "shared_pages": [
             {"num_pages": int(num_pages), "num_seqs": int(num_seqs)}
             for num_seqs, num_pages in zip(sequences[::-1], pages[::-1], strict=True)
@@ -97,6 +98,29 @@ def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
         "total_tokens": tensor.total_tokens,
         "total_logical_pages": tensor.descriptor.total_logical_pages,
     }
+
+
+def sequences_per_named_page(tensor: BlockPagedTensor) -> npt.NDArray[np.int64]:
+    """Count the sequences of each page that a table names.
+
+    :meth:`BlockPagedTensor.sequences_per_page` has an entry for every page, and of pages without bytes a file can claim
+    more than memory holds.
+
+    Parameters
+    ----------
+    tensor
+        Its tables are read, its pages are not.
+
+    Returns
+    -------
+    numpy.ndarray
+        New int64 array, one entry per page that is named, at most as long as ``block_table``.
+    """
+    named, pages = np.unique(tensor.block_table, return_inverse=True)
+    num_seqs = max(tensor.num_seqs, 1)
+    ends = tensor.seq_ptr.astype(np.int64)
+    owners = np.repeat(np.arange(tensor.num_seqs), ends[1:] - ends[:-1])
+    return np.bincount(np.unique(pages * num_seqs + owners) // num_seqs, minlength=len(named))
 
 
 def show(found: dict[str, Any], title: str, *, to: Console) -> None:

@@ -12,6 +12,7 @@ import termios
 import numpy as np
 
 import hurray_arrow as ha
+from hurray_arrow.cli.inspect import sequences_per_named_page
 
 ENTRY_KEYS = {
     "tensor_index", "layer_index", "layer_name", "kv_role", "component", "kv_group", "num_pages", "page_shape",
@@ -98,6 +99,33 @@ def test_several_groups_each_have_a_line(run, tmp_path):
     assert "  5 pages of 2 tokens, 3 unreferenced; no page is shared" in lines
     assert "group 1: 1 tensor, 3 sequences, 3 tokens" in lines
     assert "  5 pages of 2 tokens, 4 unreferenced; 1 page shared by 2 sequences" in lines
+
+
+def test_sharing_is_the_tensors_own(path):
+    with ha.open_snapshot(path) as snapshot:
+        tensor = snapshot.read(layer_index=13, kv_role="value")
+    assert sequences_per_named_page(tensor).tolist() == tensor.sequences_per_page()[[0, 2, 3, 5]].tolist()
+
+
+def test_more_pages_than_memory_holds_are_counted(run, tmp_path):
+    """Pages of no bytes cost a hostile file nothing."""
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((2**45, 3, 0, 5), np.float32), block_tables=[[2**31, 7], [7]], seq_lens=[4, 2], kv_role="key"
+    )
+    path = tmp_path / "many.arrow"
+    ha.write_snapshot(path, [tensor])
+    [group] = json.loads(run("inspect", path, "--json").stdout)["groups"]
+    assert (group["num_pages"], group["unreferenced_pages"]) == (2**45, 2**45 - 2)
+    assert group["shared_pages"] == [{"num_pages": 1, "num_seqs": 2}]
+
+
+def test_an_empty_batch_has_a_group(run, tmp_path):
+    tensor = ha.BlockPagedTensor.from_arrays(np.zeros((2, 3, 1, 5), np.int8), block_tables=[], kv_role="fused")
+    path = tmp_path / "none.arrow"
+    ha.write_snapshot(path, [tensor])
+    lines = run("inspect", path).stdout.splitlines()
+    assert "group 0: 1 tensor, 0 sequences, 0 tokens" in lines
+    assert "  2 pages of 3 tokens, 2 unreferenced; no page is shared" in lines
 
 
 def test_a_narrow_terminal_cuts_nothing(path):
