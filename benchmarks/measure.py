@@ -38,7 +38,8 @@ class Measurement:
     def __str__(self) -> str:
         times = f"{self.ours_s * 1e3:9.2f} ms  {self.peer_s * 1e3:9.2f} ms"
         note = f"  ({self.note})" if self.note else ""
-        return f"{self.work:54} {self.against:38} {times}  time x{self.ratio:<6.2f} speed x{self.speed:<6.2f} {self.target}{note}"
+        ratios = f"time x{self.ratio:<6.2f} speed x{self.speed:<6.2f}"
+        return f"{self.work:64} {self.against:32} {times}  {ratios} {self.target}{note}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Count:
     target: str
 
     def __str__(self) -> str:
-        return f"{self.work:54} {self.found:38} {self.target}"
+        return f"{self.work:64} {self.found:32} {self.target}"
 
 
 def alternate(ours: Work, peer: Work, *, rounds: int, repeat: int = 1) -> tuple[float, float]:

@@ -55,7 +55,8 @@ def cache(total_bytes: int, page_bytes: int, *, tensors: int = 16) -> list[ha.Bl
 
 def write_results(folder: Path, scale: int, rounds: int) -> Iterator[Measurement]:
     """Write 1 GiB with pages of 32 KiB and 2 KiB, against plain writes of the same buffers."""
-    for page_bytes, checksums, target in ((32 << 10, True, "≥ 0.8"), (2 << 10, True, "≥ 0.6"), (32 << 10, False, "≥ 0.95")):
+    kinds = ((32 << 10, True, "≥ 0.8"), (2 << 10, True, "≥ 0.6"), (32 << 10, False, "≥ 0.95"))
+    for page_bytes, checksums, target in kinds:
         for tensors in (16, 1):
             made = cache(GIB // scale, page_bytes, tensors=tensors)
             path, plain = folder / "ours.arrow", folder / "plain"
@@ -75,7 +76,8 @@ def write_results(folder: Path, scale: int, rounds: int) -> Iterator[Measurement
 
             ours_s, peer_s = alternate(ours, peer, rounds=rounds)
             what = f"write {GIB // scale >> 20} MiB, {tensors} tensors, pages {page_bytes >> 10} KiB"
-            yield Measurement(f"{what}, checksums {'on' if checksums else 'off'}", "write() of the buffers", ours_s, peer_s, f"speed {target}")
+            what = f"{what}, checksums {'on' if checksums else 'off'}"
+            yield Measurement(what, "write() of the buffers", ours_s, peer_s, f"speed {target}")
             path.unlink()
             plain.unlink()
 
@@ -104,7 +106,8 @@ def open_results(folder: Path, scale: int, rounds: int) -> Iterator[Measurement]
             return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
         ours_s, peer_s = alternate(ours, peer, rounds=rounds, repeat=50)
-        yield Measurement(f"open and read one tensor of {total_bytes >> 20} MiB", "pyarrow open_file + get_batch", ours_s, peer_s, "time ≤ 10")
+        what = f"open and read one tensor of {total_bytes >> 20} MiB"
+        yield Measurement(what, "pyarrow open_file + get_batch", ours_s, peer_s, "time ≤ 10")
         path.unlink()
 
 
@@ -124,7 +127,8 @@ def gather_results(scale: int, rounds: int) -> Iterator[Measurement]:
         layer_index=0,
     )
     ours_s, peer_s = alternate(lambda: tensor.gather(0), lambda: np.take(pool, pages, axis=0), rounds=rounds)
-    yield Measurement(f"gather one sequence of {num_pages} pages of 32 KiB", "numpy.take of the pages", ours_s, peer_s, "time ≤ 1.2")
+    what = f"gather one sequence of {num_pages} pages of 32 KiB"
+    yield Measurement(what, "numpy.take of the pages", ours_s, peer_s, "time ≤ 1.2")
 
 
 _PEAK = """
@@ -154,6 +158,8 @@ def memory_results(folder: Path, scale: int) -> Iterator[Count]:
     total = 4 * GIB // scale
     path = folder / "peak.arrow"
     for what in ("write", "open"):
-        run = subprocess.run([sys.executable, "-c", _PEAK, str(path), str(total), what], check=True, capture_output=True, text=True)
-        yield Count(f"peak memory above the input: {what} {total >> 20} MiB", f"{int(run.stdout) / 2**20:.1f} MiB", "< 200 MiB")
+        command = [sys.executable, "-c", _PEAK, str(path), str(total), what]
+        run = subprocess.run(command, check=True, capture_output=True, text=True)
+        label = f"peak memory above the input: {what} {total >> 20} MiB"
+        yield Count(label, f"{int(run.stdout) / 2**20:.1f} MiB", "< 200 MiB")
     path.unlink()

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, MEDIA_TYPE, SEQUENCES_TYPE
-from hurray_arrow.arrow.types import list_window, primitive_values, validity
+from hurray_arrow.arrow.windows import list_window, primitive_values, validity
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.sequences import MediaSpan, Sequences
 

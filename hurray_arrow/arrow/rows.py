@@ -18,14 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.facts import sequences_from_array
+from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
-from hurray_arrow.arrow.types import (
-    PageClass,
-    PagePoolType,
-    fixed_size_list_bytes,
-    list_window,
-    primitive_values,
-)
+from hurray_arrow.arrow.types import PagePoolType
+from hurray_arrow.arrow.windows import fixed_size_list_bytes, list_window, primitive_values
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.sequences import Sequences
@@ -156,7 +152,7 @@ class _Reader:
         if items is None:
             return ()
         _no_nulls(items, name)
-        return tuple(_bytes_of(item) for item in items)
+        return tuple(_binary_at(items, number) for number in range(len(items)))
 
     def checksums(self) -> npt.NDArray[np.uint64] | None:
         items = self.items("page_checksums")
@@ -178,7 +174,7 @@ class _Reader:
             return "", np.empty(0, np.uint8), None
         name = filled[0]
         if name == POOL_BYTES:
-            return name, _bytes_of(self.columns[name][self.number]), None
+            return name, _binary_at(self.columns[name], self.number), None
         pages = list_window(_as_list(self.columns[name].slice(self.number, 1)))[1]
         _no_nulls(pages, name)
         page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
@@ -349,6 +345,13 @@ def _no_nulls(array: pa.Array, where: str) -> None:
         raise refuse(ProblemCode.ARROW_NULL, where, f"{array.null_count} nulls where there are none")
 
 
-def _bytes_of(scalar: pa.Scalar) -> npt.NDArray[np.uint8]:
-    buffer = scalar.as_buffer()
-    return np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.empty(0, np.uint8)
+def _binary_at(array: pa.Array, number: int) -> npt.NDArray[np.uint8]:
+    """Return one value of a binary array as a view; where Arrow keeps it in pieces (binary views), as a copy."""
+    if not (pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type)):
+        copied = array[number].as_buffer()
+        return np.frombuffer(copied, np.uint8) if copied.size else np.empty(0, np.uint8)
+    # A pyarrow scalar would copy the value out of the array, and a pool may be large.
+    _, offsets, data = array.buffers()
+    width = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    first, last = np.frombuffer(offsets, width)[array.offset + number :][:2].tolist()
+    return np.frombuffer(data, np.uint8, last - first, first) if last > first else np.empty(0, np.uint8)
