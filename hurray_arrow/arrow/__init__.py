@@ -1,11 +1,11 @@
 """Block-paged tensors in Arrow: extension types, columns, conversion. Importing it registers the types with pyarrow."""
 
 from hurray_arrow.arrow.convert import from_record_batch, tensors_from_batches, to_record_batch
+from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import SchemaPlan
 from hurray_arrow.arrow.types import (
     BlockTableArray,
     BlockTableType,
-    PageClass,
     PagePoolArray,
     PagePoolScalar,
     PagePoolType,

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PageClass, PagePoolType
+from hurray_arrow.arrow.page_class import PageClass
+from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PagePoolType
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.spec import IndexType

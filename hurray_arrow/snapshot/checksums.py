@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import POOL_BYTES_PIECE
-from hurray_arrow.arrow.types import PageClass
 
 
 def xxh3_hex(data: Any) -> str:

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import HEAD_BYTES, MAGIC, IpcLayoutError, batch_layout
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
+from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row
-from hurray_arrow.arrow.types import PLAIN
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import (
     HurrayArrowError,

@@ -19,8 +19,8 @@ from fsspec.callbacks import Callback, NoOpCallback
 from hurray_arrow.arrow.convert import row_batch
 from hurray_arrow.arrow.ipc_layout import HEAD_BYTES
 from hurray_arrow.arrow.metadata import new_metadata, schema_metadata
+from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.schema import SchemaPlan, page_class_of, schema_xxh3
-from hurray_arrow.arrow.types import PLAIN
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, SnapshotError
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
