@@ -67,6 +67,8 @@ def read_tail(source: FileRange) -> Tail:
         schema = reader.schema
         types = extension_types(schema)
         check_format_version(schema.metadata, url=url)
+        # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
+        found = schema_xxh3(schema)
         end, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
     except HurrayArrowError:
         raise
@@ -75,7 +77,6 @@ def read_tail(source: FileRange) -> Tail:
     if end.num_rows:
         raise SnapshotIncompleteError(NOT_FINISHED, url=url)
     index = Index.from_custom_metadata(pairs, url=url)
-    found = schema_xxh3(schema)
     if found != index.schema_xxh3:
         message = f"xxh3 {found}, the index says {index.schema_xxh3}"
         raise SnapshotCorruptError(Problem(ProblemCode.SCHEMA_CHECKSUM, "schema", message, SPEC), url=url)
