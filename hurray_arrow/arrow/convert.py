@@ -71,8 +71,8 @@ def from_record_batch(batch: pa.RecordBatch, *, copy: bool | None = None) -> Blo
     Returns
     -------
     BlockPagedTensor
-        Its buffers are views that keep the batch's memory alive, except pools that lie in several rows and tables
-        stored wider than the descriptor says.
+        Its buffers are views that keep the batch's memory alive, except pools that lie in several rows, tables stored
+        wider than the descriptor says, and the seq_ptr of a row behind others in one batch.
 
     Raises
     ------

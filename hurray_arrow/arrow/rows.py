@@ -33,11 +33,15 @@ SPEC = "snapshot format 2"
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Block table and sequences of a kv_group, as stored: the integers may be wider than a descriptor says."""
+    """Block table and sequences of a kv_group, as stored: the integers may be wider than a descriptor says.
+
+    ``copied`` says that seq_ptr is no view: Arrow's offsets began elsewhere than at 0, or were not those of a list.
+    """
 
     seq_ptr: npt.NDArray[Any]
     block_table: npt.NDArray[Any]
     sequences: Sequences
+    copied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,9 @@ class _Reader:
             return None
         _no_nulls(items, "block_table")
         sequences = self.items("sequences")
-        seq_ptr, page_ids = list_window(_as_list(_storage(items)))
+        stored = _storage(items)
+        lists = _as_list(stored)
+        seq_ptr, page_ids = list_window(lists)
         _no_nulls(page_ids, "block_table.item")
         if page_ids.type not in (pa.uint32(), pa.uint64()):
             raise refuse(
@@ -145,7 +151,8 @@ class _Reader:
         if sequences is not None:
             _no_nulls(sequences, "sequences")
             facts = sequences_from_array(sequences)
-        return Tables(seq_ptr, primitive_values(page_ids), facts)
+        copied = lists is not stored or (len(lists) > 0 and lists.offsets[0].as_py() != 0)
+        return Tables(seq_ptr, primitive_values(page_ids), facts, copied)
 
     def binaries(self, name: str) -> tuple[npt.NDArray[np.uint8], ...]:
         items = self.items(name)
@@ -228,7 +235,8 @@ def tensor_from_rows(
     SnapshotCorruptError
         ``column_mismatch``, ``row_missing``, or the codes of the tensor's own broken invariants.
     CopyRequiredError
-        ``copy=False`` and the pool lies in several rows, or the tables are stored wider than the descriptor says.
+        ``copy=False`` and the pool lies in several rows, the tables are stored wider than the descriptor says, or
+        Arrow's offsets have to be rebased.
     """
     first = rows[0]
     where = f"tensor {first.tensor_index}"
@@ -237,6 +245,10 @@ def tensor_from_rows(
     try:
         descriptor = BlockPagedDescriptor.decode(first.descriptor)
         _check_columns(first, descriptor)
+        if copy is False and tables.copied:
+            raise CopyRequiredError(
+                f"{where}.seq_ptr: Arrow's offsets do not begin at 0; pass copy=None to rebase them"
+            )
         pool = _pool_of(rows, descriptor, copy=copy)
         small = [
             _narrow(tables.block_table, descriptor, f"{where}.block_table", copy=copy),
