@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, MEDIA_TYPE, SEQUENCES_TYPE
 from hurray_arrow.arrow.windows import list_window, primitive_values, validity
-from hurray_arrow.errors import UnsupportedError
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
 from hurray_arrow.sequences import MediaSpan, Sequences
 
 _STRUCT = SEQUENCES_TYPE.value_type
@@ -46,6 +46,11 @@ def sequences_from_array(array: pa.StructArray) -> Sequences:
     """Return the facts that a struct array holds; a fact that is null for every sequence comes back as ``None``.
 
     Token ids and positions are views that keep the Arrow buffers alive.
+
+    Raises
+    ------
+    SnapshotCorruptError
+        ``arrow_null``: a token id or a page position is null.
     """
     known = {field.name for field in array.type}
 
@@ -63,8 +68,8 @@ def sequences_from_array(array: pa.StructArray) -> Sequences:
         seq_lens=seq_lens,
         seq_lens_known=seq_lens_known,
         ids=None if ids is None else tuple(ids.to_pylist()),
-        token_ids=None if token_ids is None else _from_ragged(token_ids, pa.uint32()),
-        page_positions=None if positions is None else _from_ragged(positions, pa.uint64()),
+        token_ids=None if token_ids is None else _from_ragged(token_ids, pa.uint32(), "token ids"),
+        page_positions=None if positions is None else _from_ragged(positions, pa.uint64(), "page positions"),
         adapter=None if adapter is None else tuple(adapter.to_pylist()),
         tenant=None if tenant is None else tuple(tenant.to_pylist()),
         media=None if media is None else tuple(_spans(item) for item in media.to_pylist()),
@@ -118,8 +123,11 @@ def _media(media: Sequence[Sequence[MediaSpan] | None] | None, num_seqs: int) ->
     return pa.array(spans, MEDIA_TYPE)
 
 
-def _from_ragged(array: pa.ListArray, item_type: pa.DataType) -> tuple[npt.NDArray[Any] | None, ...]:
+def _from_ragged(array: pa.ListArray, item_type: pa.DataType, what: str) -> tuple[npt.NDArray[Any] | None, ...]:
     offsets, items = list_window(array)
+    if items.null_count:
+        message = f"{items.null_count} nulls among {what}, where there are none"
+        raise SnapshotCorruptError(Problem(ProblemCode.ARROW_NULL, "sequences", message, "snapshot format 2"))
     values = primitive_values(items if items.type == item_type else items.cast(item_type))
     bounds = offsets.tolist()
     pieces = [values[first:last] for first, last in pairwise(bounds)]

@@ -9,6 +9,7 @@ Spec: snapshot format, sections 2 and 4.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, MIN_ALIGNMENT_BYT
 from hurray_arrow.tensor import BlockPagedTensor
 
 SPEC = "snapshot format 2"
+_POOL_COLUMN = re.compile(rf"{PAGE_POOL}(_[1-9][0-9]*)?|{POOL_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ class _Reader:
         filled = [
             name
             for name, column in self.columns.items()
-            if name.startswith((PAGE_POOL, POOL_BYTES)) and column[self.number].is_valid
+            if _POOL_COLUMN.fullmatch(name) and column[self.number].is_valid
         ]
         if len(filled) > 1:
             raise refuse(ProblemCode.COLUMN_MISMATCH, filled[1], f"filled beside {filled[0]}; a tensor has one pool")
@@ -348,7 +350,11 @@ def _as_list(array: pa.Array) -> pa.ListArray | pa.LargeListArray:
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
         return array
     if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
-        return array.cast(pa.large_list(array.type.value_field))
+        # Not cast(): pyarrow 26 forgets the last offset when it casts views to lists.
+        offsets = np.concatenate([[0], np.cumsum(primitive_values(array.sizes))]).astype(np.int64)
+        kind = pa.large_list(array.type.value_field)
+        mask = array.is_null() if array.null_count else None
+        return pa.LargeListArray.from_arrays(pa.array(offsets), array.flatten(), type=kind, mask=mask)
     raise TypeError(f"expected a list, found {array.type}")
 
 
