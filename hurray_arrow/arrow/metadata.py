@@ -16,7 +16,7 @@ from typing import Any
 
 from hurray_arrow import _json
 from hurray_arrow.arrow.schema import FORMAT_KEY, FORMAT_VERSION, SNAPSHOT_KEY
-from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotMismatchError, UnsupportedError
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
 
 MAX_METADATA_BYTES = 64 << 20
 PROFILES = ("share", "archive")
@@ -180,29 +180,6 @@ def _group_problems(groups: list[Any]) -> list[Problem]:
 
 def _is(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-
-
-def check_expected(metadata: Mapping[str, Any], expect: Mapping[str, Any] | None) -> None:
-    """Refuse a snapshot that is not what the caller expects.
-
-    Parameters
-    ----------
-    metadata
-        The snapshot's metadata.
-    expect
-        Expected values by dotted name, such as ``{"model.revision": "9f2c"}``.
-
-    Raises
-    ------
-    SnapshotMismatchError
-        A value differs, or is expected and absent.
-    """
-    for field, expected in (expect or {}).items():
-        found: Any = metadata
-        for part in field.split("."):
-            found = found.get(part) if isinstance(found, Mapping) else None
-        if found != expected or found is None:
-            raise SnapshotMismatchError(field=field, expected=expected, found=found)
 
 
 def package_version() -> str:

@@ -89,5 +89,13 @@ def missing_components(group: Mapping[str, Any], present: Iterable[str]) -> list
     return [component for component in group.get("components", []) if component not in have]
 
 
+def window_tokens(metadata: Mapping[str, Any], kv_group: int) -> int | None:
+    """Return how many tokens the layers of a sliding-window group look at; ``None`` for all, or where unknown."""
+    groups = metadata.get("groups", [])
+    group = groups[kv_group] if kv_group < len(groups) else {}
+    window = group.get("window_tokens") if group.get("kind") == "sliding_window" else None
+    return None if window is None else int(window)
+
+
 def _missing(where: str, message: str) -> Problem:
     return Problem(ProblemCode.COMPANION_MISSING, where, message, "snapshot format 3")

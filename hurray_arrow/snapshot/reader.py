@@ -5,7 +5,7 @@ Spec: snapshot format, sections 4 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -14,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow.arrow.metadata import check_expected
 from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow.identity import check_expected
+from hurray_arrow.prefixes import PrefixMatch, StoredGroup, match_groups
+from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
 from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, one_entry, select_entries
 from hurray_arrow.snapshot.files import FileRange, PathLike
-from hurray_arrow.snapshot.groups import missing_components
+from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.recovery import RecoveredRows
 from hurray_arrow.snapshot.row_source import IndexedRows
@@ -255,6 +257,49 @@ class Snapshot:
             component=component,
         )
 
+    def match_prefix(
+        self,
+        token_ids: Integers,
+        *,
+        adapter: str | None = None,
+        tenant: str | None = None,
+        media: Iterable[MediaSpan] | None = None,
+        page_aligned: bool = False,
+    ) -> PrefixMatch:
+        """Find the stored sequence that shares the longest prefix with a prompt; pages are not read.
+
+        Parameters
+        ----------
+        token_ids
+            The prompt's token ids, uint32 ``[tokens]``.
+        adapter, tenant, media, page_aligned
+            As of :func:`hurray_arrow.identity.match_prefix`. A sequence that names no adapter or tenant has the
+            snapshot's.
+
+        Returns
+        -------
+        PrefixMatch
+            ``sequence``, ``num_tokens``, ``id``: what every kv_group can restore. Groups whose metadata says
+            ``sliding_window`` need their last window only, all others every token from position 0.
+
+        Raises
+        ------
+        InvariantError, SnapshotCorruptError
+            As :func:`hurray_arrow.identity.match_prefix` and :meth:`read`.
+        """
+        first = {entry.kv_group: entry for entry in reversed(self.entries)}
+        groups = [
+            StoredGroup(
+                self._group_tables(kv_group).sequences,
+                page_size=entry.page_shape[0],
+                window_tokens=window_tokens(self.metadata, kv_group),
+                adapter=self.metadata.get("adapter"),
+                tenant=self.metadata.get("tenant"),
+            )
+            for kv_group, entry in sorted(first.items())
+        ]
+        return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
+
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
         """Check everything: hashes, structure, every tensor's invariants, every page checksum.
 
@@ -325,15 +370,20 @@ class Snapshot:
         return tensor, np.concatenate(stored) if stored else None
 
     def _tables_of(self, row: Row) -> Tables:
+        """Return a tensor's tables: its own where it has some, which have to be the group's."""
+        group = self._group_tables(row.kv_group, row)
+        return tables_of(row, group) if row.tables is not None else group
+
+    def _group_tables(self, kv_group: int, row: Row | None = None) -> Tables:
         """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
-        group = self._tables.get(row.kv_group)
+        group = self._tables.get(kv_group)
         if group is None:
-            first = min(entry.tensor_index for entry in self.entries if entry.kv_group == row.kv_group)
-            own = row if first == row.tensor_index else self._rows.rows_of(first)[0]
+            first = min(entry.tensor_index for entry in self.entries if entry.kv_group == kv_group)
+            own = row if row is not None and first == row.tensor_index else self._rows.rows_of(first)[0]
             found = tables_of(own, None)
             group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
-            self._tables[row.kv_group] = group
-        return tables_of(row, group) if row.tables is not None else group
+            self._tables[kv_group] = group
+        return group
 
     def _check_companions(self, entry: Entry) -> None:
         groups = self.metadata.get("groups", [])

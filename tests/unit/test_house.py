@@ -21,10 +21,12 @@ FLOORS = [
     ["quantization"],
     ["codec"],
     ["descriptor"],
-    ["intake", "invariants", "paging"],
+    ["intake", "invariants", "paging", "prefixes"],
     ["buffers", "sharing"],
     ["reading"],
     ["tensor"],
+    ["identity"],
+    ["ops"],
     ["arrow"],
     ["snapshot"],
     ["cli"],
@@ -36,7 +38,7 @@ STARTS_AT = {
     "ml_dtypes": "errors",
     "pyarrow": "arrow",
     "fsspec": "snapshot",
-    "xxhash": "arrow",
+    "xxhash": "ops",
     "zstandard": "arrow",
 }
 #: Optional packages, and the only place that may import each.
