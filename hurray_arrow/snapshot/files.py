@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -139,17 +140,24 @@ class FileRange:
 
     Raises
     ------
+    IsADirectoryError
+        It is a folder.
     SnapshotIncompleteError
-        The file is empty.
+        The file is empty, or a pipe or a device.
     """
 
     def __init__(self, path: PathLike, *, mapped: bool = True) -> None:
         self.url = os.fspath(path)
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        # Without O_NONBLOCK a pipe of this name would be waited for.
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+        self._descriptor = os.open(path, flags)
         self._close: Callable[[], None] = lambda: os.close(self._descriptor)
         self._buffer: pa.Buffer | None = None
         try:
-            self.size = os.fstat(self._descriptor).st_size
+            status = os.fstat(self._descriptor)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.url)
+            self.size = status.st_size
             if not self.size:
                 raise SnapshotIncompleteError("the file is empty", url=self.url)
             if mapped:
