@@ -9,18 +9,14 @@ Spec: snapshot format, sections 1 and 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from hurray_arrow.arrow.facts import sequences_array
+from hurray_arrow.arrow.row_batches import row_batch
 from hurray_arrow.arrow.rows import Row, Tables, tables_of, tensor_from_rows
-from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, SchemaPlan, page_class_of
-from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PagePoolType
-from hurray_arrow.errors import CopyRequiredError, UnsupportedError
+from hurray_arrow.arrow.schema import SchemaPlan
+from hurray_arrow.errors import CopyRequiredError
 from hurray_arrow.tensor import BlockPagedTensor
 
 
@@ -112,111 +108,8 @@ def tensors_from_batches(batches: Sequence[pa.RecordBatch], *, copy: bool | None
     tables: dict[int, Tables] = {}
     tensors = []
     for tensor_index in sorted(by_tensor):
-        rows = sorted(by_tensor[tensor_index], key=lambda row: row.page_offset)
+        rows = sorted(by_tensor[tensor_index], key=lambda row: row.order)
         own = tables_of(rows[0], tables.get(rows[0].kv_group))
         tables.setdefault(rows[0].kv_group, own)
         tensors.append(tensor_from_rows(rows, own, copy=copy))
     return tensors
-
-
-def row_batch(
-    tensor: BlockPagedTensor,
-    *,
-    plan: SchemaPlan,
-    schema: pa.Schema,
-    tensor_index: int,
-    kv_group: int,
-    with_tables: bool = True,
-    page_checksums: npt.NDArray[np.uint64] | None = None,
-) -> pa.RecordBatch:
-    """Return a tensor as one row of a snapshot with this schema.
-
-    Parameters
-    ----------
-    tensor
-        A checked tensor.
-    plan, schema
-        The snapshot's plan and the Arrow schema made from it.
-    tensor_index, kv_group
-        The tensor's place in the snapshot and its group.
-    with_tables
-        Whether the row carries block table and sequences; False for the later tensors of a kv_group.
-    page_checksums
-        uint64, one per page (``pool_bytes``: one per MiB).
-
-    Raises
-    ------
-    UnsupportedError
-        The page class or the table width was not declared, or the batch has 2^31 sequences or more.
-    """
-    descriptor = tensor.descriptor
-    page_column = plan.column_of(page_class_of(descriptor))
-    values: dict[str, Callable[[pa.DataType], pa.Array]] = {
-        "tensor_index": lambda kind: pa.array([tensor_index], kind),
-        "layer_index": lambda kind: pa.array([descriptor.layer_index], kind),
-        "layer_name": lambda kind: pa.array([tensor.layer_name], kind),
-        "kv_role": lambda kind: pa.array([tensor.kv_role], kind),
-        "component": lambda kind: pa.array([tensor.component], kind),
-        "kv_group": lambda kind: pa.array([kv_group], kind),
-        "page_offset": lambda kind: pa.array([0], kind),
-        "descriptor": lambda kind: pa.array([descriptor.encode()], kind),
-        "original_descriptor": lambda kind: pa.array([tensor.original_descriptor], kind),
-        page_column: lambda kind: _pages(tensor, kind),
-    }
-    if with_tables:
-        values["block_table"] = lambda kind: _block_table(tensor, kind)
-        values["sequences"] = lambda kind: _one_list(sequences_array(tensor.sequences, tensor.num_seqs), kind)
-    if tensor.quantization_buffers:
-        values["quantization_buffers"] = lambda kind: pa.array(
-            [[b.tobytes() for b in tensor.quantization_buffers]], kind
-        )
-    if page_checksums is not None:
-        values["page_checksums"] = lambda kind: _one_list(_primitive(page_checksums, kind.value_type), kind)
-    arrays = [values[field.name](field.type) if field.name in values else pa.nulls(1, field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _pages(tensor: BlockPagedTensor, kind: pa.DataType) -> pa.Array:
-    pool = tensor.buffers[0]
-    if kind == pa.large_binary():
-        offsets = pa.py_buffer(np.array([0, len(pool)], np.int64))
-        return pa.Array.from_buffers(kind, 1, [None, offsets, pa.py_buffer(pool)])
-    page_type: PagePoolType = kind.value_type
-    storage = page_type.storage_type
-    values = _primitive(pool, storage.value_type)
-    pages = pa.FixedSizeListArray.from_arrays(values, type=storage)
-    return _one_list(pa.ExtensionArray.from_storage(page_type, pages), kind)
-
-
-def _block_table(tensor: BlockPagedTensor, kind: pa.DataType) -> pa.Array:
-    if tensor.num_seqs > MAX_LIST_ITEMS:
-        raise UnsupportedError(f"{tensor.num_seqs} sequences in one tensor, at most {MAX_LIST_ITEMS} are supported")
-    table_type: BlockTableType = kind.value_type
-    storage = table_type.storage_type
-    large = pa.types.is_large_list(storage)
-    offset_type, width = (np.int64, 8) if large else (np.int32, 4)
-    if tensor.seq_ptr.itemsize > storage.value_type.bit_width // 8 or len(tensor.block_table) >= 2 ** (8 * width - 1):
-        raise UnsupportedError(
-            f"block table of {len(tensor.block_table)} {tensor.block_table.dtype} entries does not fit the declared "
-            f"storage {storage}; declare one of {list(BLOCK_TABLE_STORAGES)} when the snapshot is opened"
-        )
-    seq_ptr = tensor.seq_ptr
-    offsets = seq_ptr.view(offset_type) if seq_ptr.itemsize == width else seq_ptr.astype(offset_type)
-    item_dtype = storage.value_type.to_pandas_dtype()
-    values = _primitive(tensor.block_table.astype(item_dtype, copy=False), storage.value_type)
-    table = pa.Array.from_buffers(storage, tensor.num_seqs, [None, pa.py_buffer(offsets)], children=[values])
-    return _one_list(pa.ExtensionArray.from_storage(table_type, table), kind)
-
-
-def _primitive(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    raw = values.reshape(-1).view(np.uint8)
-    return pa.Array.from_buffers(kind, raw.nbytes * 8 // kind.bit_width, [None, pa.py_buffer(raw)])
-
-
-def _one_list(items: pa.Array, kind: pa.DataType) -> pa.Array:
-    offset_type = np.int64 if pa.types.is_large_list(kind) else np.int32
-    offsets = pa.py_buffer(np.array([0, len(items)], offset_type))
-    return pa.Array.from_buffers(kind, 1, [None, offsets], children=[items])
-
-
-__all__ = ["from_record_batch", "row_batch", "tensors_from_batches", "to_record_batch"]

@@ -131,6 +131,20 @@ def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:
     return BatchLayout(int(batch.scalar(0, "<q")), buffers, codec)
 
 
+def record_batches_field(footer: bytes) -> int:
+    """Return where a footer keeps the offset of its vector of record batches.
+
+    Raises
+    ------
+    IpcLayoutError
+        The footer lists none, and so has no such field.
+    """
+    place = _root(memoryview(footer)).field(3)
+    if place is None:
+        raise IpcLayoutError("the footer lists no record batches")
+    return place
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """A flatbuffer table: fields by number, every read inside ``data``."""

@@ -106,20 +106,32 @@ class PageClass:
             return np.dtype(np.uint8) if self.bits < 8 else np.dtype(f"V{self.bits // 8}")
         return element_type(self.element_type).pool_dtype
 
+    @property
+    def num_planes(self) -> int:
+        """Byte planes of an element; 0 for types that are stored as they are: one byte, packed and private ones."""
+        private = self.element_type.startswith(PRIVATE_PREFIX)
+        return 0 if private or self.bits <= 8 or self.bits % 8 else self.bits // 8
+
     @lru_cache(maxsize=256)  # noqa: B019 - a page class is a small value, and reading a schema asks many times
     def storage_type(self) -> pa.DataType:
-        """Arrow storage type of one page: ``fixed_size_list<T not null, n>``.
+        """Arrow storage type of one page.
+
+        ``fixed_size_list<T not null, n>``, or in byte planes ``struct<b0: fixed_size_list<uint8 not null, n>, …>``.
 
         Raises
         ------
         UnsupportedError
-            The encoding is not known to this version, or the pool cannot be cut into pages.
+            The encoding is not known to this version or not for this element type, or the pool cannot be cut.
         """
-        if self.encoding != PLAIN:
-            raise UnsupportedError(f"page encoding {self.encoding!r:.40} is not supported by this version")
         if not self.fits_a_column:
             raise UnsupportedError(f"pages of {self.page_shape} {self.element_type} cannot be a fixed-size list")
-        return pa.list_(pa.field("item", self.value_type, nullable=False), self.values_per_page)
+        if self.encoding == PLAIN:
+            return pa.list_(pa.field("item", self.value_type, nullable=False), self.values_per_page)
+        if self.encoding != BYTE_PLANES or not self.num_planes:
+            message = f"page encoding {self.encoding!r:.40} of {self.element_type}"
+            raise UnsupportedError(f"{message} is not supported by this version")
+        plane = pa.list_(pa.field("item", pa.uint8(), nullable=False), self.page_elems)
+        return pa.struct([pa.field(f"b{k}", plane, nullable=False) for k in range(self.num_planes)])
 
 
 @lru_cache(maxsize=256)

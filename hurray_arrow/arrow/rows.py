@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.facts import sequences_from_array
-from hurray_arrow.arrow.page_class import PageClass
+from hurray_arrow.arrow.page_class import PLAIN, PageClass
+from hurray_arrow.arrow.planes import from_planes
 from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
 from hurray_arrow.arrow.types import PagePoolType
 from hurray_arrow.arrow.windows import fixed_size_list_bytes, list_window, primitive_values
@@ -66,9 +67,22 @@ class Row:
     pool: npt.NDArray[np.uint8]
     page_class: PageClass | None
 
+    @property
+    def order(self) -> tuple[int, bool]:
+        """Sort key within a tensor: an archive's first row has no pages, and the second starts at page 0 too."""
+        return self.page_offset, self.descriptor is None
+
     @classmethod
-    def read(cls, batch: pa.RecordBatch, number: int) -> Row:
+    def read(cls, batch: pa.RecordBatch, number: int, *, destination: npt.NDArray[np.uint8] | None = None) -> Row:
         """Read row ``number`` of a batch.
+
+        Parameters
+        ----------
+        batch, number
+            The row.
+        destination
+            uint8, exactly as long as the row's pages: they are decoded into it. Without it pages in byte planes come in
+            new memory, and plain ones are a view.
 
         Raises
         ------
@@ -77,7 +91,7 @@ class Row:
             where the format has none; ``column_mismatch``: more than one page column is filled.
         """
         try:
-            return cls._read(_Reader(batch, number))
+            return cls._read(_Reader(batch, number, destination))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             if isinstance(error, HurrayArrowError):
                 raise
@@ -108,12 +122,13 @@ class Row:
 class _Reader:
     """The columns of one row by name."""
 
-    def __init__(self, batch: pa.RecordBatch, number: int) -> None:
+    def __init__(self, batch: pa.RecordBatch, number: int, destination: npt.NDArray[np.uint8] | None = None) -> None:
         names = batch.schema.names
         if len(set(names)) != len(names):
             raise refuse(ProblemCode.ARROW_SCHEMA, "schema", "two columns have one name")
         self.columns = dict(zip(names, batch.columns, strict=True))
         self.number = number
+        self.destination = destination
 
     def value(self, name: str) -> Any:
         column = self.columns.get(name)
@@ -188,12 +203,18 @@ class _Reader:
         _no_nulls(pages, name)
         page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
         storage = _storage(pages)
-        if not pa.types.is_fixed_size_list(storage.type):
-            raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected a fixed-size list")
-        _no_nulls(
-            storage.values.slice(storage.offset * storage.type.list_size, len(storage) * storage.type.list_size), name
-        )
-        return name, fixed_size_list_bytes(storage), page_class
+        if pa.types.is_struct(storage.type):
+            planes = [_page_values(storage.field(number), name) for number in range(storage.type.num_fields)]
+            if not planes or len({plane.nbytes for plane in planes}) != 1:
+                raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected byte planes")
+            pool = np.empty(len(planes) * planes[0].nbytes, np.uint8) if self.destination is None else self.destination
+            from_planes(planes, pool)
+            return name, pool, page_class
+        pool = _page_values(storage, name)
+        if self.destination is not None:
+            self.destination[:] = pool
+            pool = self.destination
+        return name, pool, page_class
 
 
 def tables_of(row: Row, group: Tables | None) -> Tables:
@@ -283,7 +304,7 @@ def _check_columns(row: Row, descriptor: BlockPagedDescriptor) -> None:
         "layer_index": (row.layer_index, descriptor.layer_index),
     }
     if row.page_class is not None:
-        stated[row.pool_column] = (row.page_class, page_class)
+        stated[row.pool_column] = (replace(row.page_class, encoding=PLAIN), page_class)
     if (row.pool_column == POOL_BYTES) == page_class.fits_a_column:
         kind = PAGE_POOL if page_class.fits_a_column else POOL_BYTES
         stated["pool"] = (row.pool_column or "no pool column", kind)
@@ -330,11 +351,16 @@ def aligned(buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the same values at a multiple of 64 bytes: the array itself where it lies so, else a copy."""
     if buffer.ctypes.data % MIN_ALIGNMENT_BYTES == 0:
         return buffer
-    room = np.empty(buffer.nbytes + MIN_ALIGNMENT_BYTES, np.uint8)
-    start = -room.ctypes.data % MIN_ALIGNMENT_BYTES
-    made = room[start : start + buffer.nbytes].view(buffer.dtype)
+    made = aligned_empty(buffer.nbytes).view(buffer.dtype)
     made[:] = buffer
     return made
+
+
+def aligned_empty(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return new memory at a multiple of 64 bytes: uint8 ``[size_bytes]``, not initialised."""
+    room = np.empty(size_bytes + MIN_ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % MIN_ALIGNMENT_BYTES
+    return room[start : start + size_bytes]
 
 
 def refuse(code: ProblemCode, where: str, message: str, *, url: str = "") -> SnapshotCorruptError:
@@ -356,6 +382,15 @@ def _as_list(array: pa.Array) -> pa.ListArray | pa.LargeListArray:
         mask = array.is_null() if array.null_count else None
         return pa.LargeListArray.from_arrays(pa.array(offsets), array.flatten(), type=kind, mask=mask)
     raise TypeError(f"expected a list, found {array.type}")
+
+
+def _page_values(pages: pa.Array, name: str) -> npt.NDArray[np.uint8]:
+    if not pa.types.is_fixed_size_list(pages.type):
+        raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {pages.type}, expected a fixed-size list")
+    _no_nulls(pages, name)
+    size = pages.type.list_size
+    _no_nulls(pages.values.slice(pages.offset * size, len(pages) * size), name)
+    return fixed_size_list_bytes(pages)
 
 
 def _no_nulls(array: pa.Array, where: str) -> None:

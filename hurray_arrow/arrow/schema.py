@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from hurray_arrow.arrow.page_class import PageClass
+from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN, PageClass
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PagePoolType
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import UnsupportedError
@@ -99,23 +99,31 @@ class SchemaPlan:
         go into ``pool_bytes``.
     table_storage
         A key of :data:`~hurray_arrow.arrow.types.BLOCK_TABLE_STORAGES`.
+    encoding
+        How pages are stored: ``"plain"``, or ``"byte_planes"`` for the element types that have planes.
     """
 
     page_classes: tuple[PageClass, ...] = ()
     table_storage: str = "list<uint32>"
+    encoding: str = PLAIN
 
     @classmethod
-    def of(cls, tensors: Iterable[BlockPagedTensor | BlockPagedDescriptor]) -> SchemaPlan:
+    def of(cls, tensors: Iterable[BlockPagedTensor | BlockPagedDescriptor], *, encoding: str = PLAIN) -> SchemaPlan:
         """Return the plan that holds these tensors; their descriptors are enough."""
         descriptors = [item if isinstance(item, BlockPagedDescriptor) else item.descriptor for item in tensors]
-        classes = dict.fromkeys(page_class_of(descriptor) for descriptor in descriptors)
+        classes = dict.fromkeys(page_class_of(descriptor, encoding=encoding) for descriptor in descriptors)
         return cls(
             page_classes=tuple(page_class for page_class in classes if page_class.fits_a_column),
             table_storage=table_storage_name(
                 (descriptor.index_type for descriptor in descriptors),
                 (descriptor.total_logical_pages for descriptor in descriptors),
             ),
+            encoding=encoding,
         )
+
+    def page_class_of(self, descriptor: BlockPagedDescriptor) -> PageClass:
+        """Return the page class of a tensor's pool in this snapshot."""
+        return page_class_of(descriptor, encoding=self.encoding)
 
     def column_of(self, page_class: PageClass) -> str:
         """Return the column that a pool of this class goes into.
@@ -152,9 +160,11 @@ class SchemaPlan:
         return pa.schema(fields, metadata=metadata)
 
 
-def page_class_of(descriptor: BlockPagedDescriptor) -> PageClass:
-    """Return the page class of a tensor's pool."""
-    return PageClass(descriptor.element_type.name, descriptor.element_type.bits, descriptor.page_shape)
+def page_class_of(descriptor: BlockPagedDescriptor, *, encoding: str = PLAIN) -> PageClass:
+    """Return the page class of a tensor's pool; element types without planes are stored plain."""
+    element = descriptor.element_type
+    plain = PageClass(element.name, element.bits, descriptor.page_shape)
+    return replace(plain, encoding=encoding) if encoding == BYTE_PLANES and plain.num_planes else plain
 
 
 def page_column_name(number: int) -> str:

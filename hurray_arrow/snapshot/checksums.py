@@ -14,7 +14,8 @@ import numpy.typing as npt
 import xxhash
 
 from hurray_arrow.arrow.page_class import PageClass
-from hurray_arrow.arrow.schema import POOL_BYTES_PIECE
+from hurray_arrow.arrow.schema import POOL_BYTES_PIECE, page_class_of
+from hurray_arrow.tensor import BlockPagedTensor
 
 
 def xxh3_hex(data: Any) -> str:
@@ -41,6 +42,11 @@ def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray
     digest = xxhash.xxh3_64_intdigest
     starts = range(0, len(view), piece_bytes)
     return np.array([digest(view[start : start + piece_bytes]) for start in starts], np.uint64)
+
+
+def tensor_checksums(tensor: BlockPagedTensor) -> npt.NDArray[np.uint64]:
+    """Return the checksums of a tensor's pages: uint64, one per page, or per MiB where its pool cannot be cut."""
+    return page_checksums(tensor.buffers[0], checksum_piece_bytes(page_class_of(tensor.descriptor)))
 
 
 def checksum_piece_bytes(page_class: PageClass) -> int:

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from hurray_arrow.snapshot.index import IndexRow, TensorKey
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.snapshot.index import SPEC, IndexRow, TensorKey
+from hurray_arrow.spec import INDEX_TYPE_NAMES
+from hurray_arrow.tensor import BlockPagedTensor
 
 #: One value of a selector, several, or ``None`` for any.
 IntSelector = int | Collection[int] | None
@@ -74,7 +77,7 @@ def entries_of(rows: Iterable[IndexRow]) -> tuple[Entry, ...]:
         by_tensor.setdefault(row.tensor_index, []).append(row)
     entries = []
     for tensor_index in sorted(by_tensor):
-        own = sorted(by_tensor[tensor_index], key=lambda row: row.page_offset)
+        own = sorted(by_tensor[tensor_index], key=lambda row: (row.page_offset, row.num_pages > 0))
         first = own[0]
         entries.append(
             Entry(
@@ -95,6 +98,36 @@ def entries_of(rows: Iterable[IndexRow]) -> tuple[Entry, ...]:
             )
         )
     return tuple(entries)
+
+
+def check_entry(entry: Entry, tensor: BlockPagedTensor) -> None:
+    """Refuse a tensor that is not what the index listed.
+
+    Raises
+    ------
+    SnapshotCorruptError
+        ``column_mismatch``, with both values.
+    """
+    descriptor = tensor.descriptor
+    facts = {
+        "num_pages": descriptor.num_pages,
+        "page_shape": descriptor.page_shape,
+        "num_seqs": descriptor.num_seqs,
+        "element_type": descriptor.element_type.name,
+        "index_type": INDEX_TYPE_NAMES[descriptor.index_type],
+    }
+    problems = [
+        Problem(
+            ProblemCode.COLUMN_MISMATCH,
+            f"tensor {entry.tensor_index}.{name}",
+            f"the descriptor says {found!r}, the index {getattr(entry, name)!r}",
+            SPEC,
+        )
+        for name, found in facts.items()
+        if found != getattr(entry, name)
+    ]
+    if problems:
+        raise SnapshotCorruptError(problems)
 
 
 def select_entries(

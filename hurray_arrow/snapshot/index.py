@@ -36,7 +36,8 @@ TensorKey = tuple[int, int | None, str | None, str, str]
 class IndexRow(NamedTuple):
     """One row of the snapshot: what it holds and, in a file, where. Sizes and offsets are bytes from the file's start.
 
-    The share profile adds the place of the pages and the hashes of what lies before and after them.
+    The share profile adds the place of the pages and the hashes of what lies before and after them; the archive profile
+    the hash of all of the row's bytes as stored, and ``num_pages`` counts the pages of this row.
     """
 
     tensor_index: int
@@ -60,6 +61,7 @@ class IndexRow(NamedTuple):
     checksums_offset: int | None = None
     head_xxh3: str | None = None
     tail_xxh3: str | None = None
+    row_xxh3: str | None = None
 
     @property
     def key(self) -> TensorKey:
@@ -105,7 +107,7 @@ def _shape(value: Any, what: str) -> tuple[int, int, int]:
 
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type", "layer_name"), _string),
-    **dict.fromkeys(("head_xxh3", "tail_xxh3"), _hash),
+    **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3"), _hash),
     "page_shape": _shape,
 }
 _NULLABLE = {"layer_index", "layer_name", *IndexRow._field_defaults}
@@ -241,7 +243,7 @@ def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
     """Return what contradicts itself in an index: places that overlap, keys and rows given twice."""
     problems = []
     keys: dict[TensorKey, int] = {}
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int, bool]] = set()
     end = 0
     for number, row in enumerate(rows):
         body = row.offset + row.metadata_bytes
@@ -254,7 +256,8 @@ def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
             if not body <= row.pages_offset <= pages_end <= end or (row.checksums_offset or body) < body:
                 message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}"
                 problems.append(_problem(ProblemCode.ROW_PLACE, number, f"{message}, body [{body}, {end})"))
-        place = row.tensor_index, row.page_offset
+        # A tensor's first row in the archive profile has no pages, and the next one starts at page 0.
+        place = row.tensor_index, row.page_offset, bool(row.num_pages)
         if place in seen:
             message = f"tensor_index {row.tensor_index}, page_offset {row.page_offset} is given twice"
             problems.append(_problem(ProblemCode.INDEX_INVALID, number, message))

@@ -20,13 +20,14 @@ from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, Snapshot
 from hurray_arrow.identity import check_expected
 from hurray_arrow.prefixes import PrefixMatch, StoredGroup, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
+from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
-from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.files import FileRange, PathLike
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.recovery import RecoveredRows
-from hurray_arrow.snapshot.row_source import IndexedRows
+from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
 from hurray_arrow.snapshot.tail import read_tail
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -91,7 +92,9 @@ def open_snapshot(
                 raise
             snapshot = _recovered(source)
         else:
-            snapshot = Snapshot(source.url, tail.metadata, IndexedRows(source, tail, trusted=trusted))
+            snapshot = Snapshot(
+                source.url, tail.metadata, _SOURCES[tail.metadata["profile"]](source, tail, trusted=trusted)
+            )
         check_expected(snapshot.metadata, expect)
     except BaseException:
         source.close()
@@ -114,6 +117,9 @@ def _recovered(source: FileRange) -> Snapshot:
     return snapshot
 
 
+_SOURCES: dict[str, type[IndexedRows]] = {"share": ShareIndexedRows, "archive": ArchiveIndexedRows}
+
+
 class RowProvider(Protocol):
     """Where a snapshot's rows come from: a file with an index, or what was left of one."""
 
@@ -123,6 +129,9 @@ class RowProvider(Protocol):
 
     def rows_of(self, tensor_index: int) -> list[Row]:
         """All rows of a tensor in page order, checked as far as the provider can."""
+
+    def tables_row_of(self, tensor_index: int) -> Row:
+        """Return the row that has a tensor's tables; its pages may be left out."""
 
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Say what the hashes find in the rows of a tensor, page values aside."""
@@ -366,6 +375,7 @@ class Snapshot:
         """Return an entry's tensor and its stored page checksums, which nobody has compared yet."""
         rows = self._rows.rows_of(entry.tensor_index)
         tensor = tensor_from_rows(rows, self._tables_of(rows[0]), align_small_buffers=True)
+        check_entry(entry, tensor)
         stored = [row.page_checksums for row in rows if row.page_checksums is not None]
         return tensor, np.concatenate(stored) if stored else None
 
@@ -379,7 +389,7 @@ class Snapshot:
         group = self._tables.get(kv_group)
         if group is None:
             first = min(entry.tensor_index for entry in self.entries if entry.kv_group == kv_group)
-            own = row if row is not None and first == row.tensor_index else self._rows.rows_of(first)[0]
+            own = row if row is not None and first == row.tensor_index else self._rows.tables_row_of(first)
             found = tables_of(own, None)
             group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
             self._tables[kv_group] = group

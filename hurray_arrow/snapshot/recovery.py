@@ -77,6 +77,10 @@ class RecoveredRows:
         """Return all rows of a tensor in page order."""
         return self._rows[tensor_index]
 
+    def tables_row_of(self, tensor_index: int) -> Row:
+        """Return a tensor's first row, which has its tables."""
+        return self._rows[tensor_index][0]
+
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Return nothing: the row hashes are gone."""
         del tensor_index
@@ -136,7 +140,7 @@ class RecoveredRows:
             self._rows.setdefault(row.tensor_index, []).append(row)
 
     def _entry(self, tensor_index: int) -> Entry | None:
-        rows = sorted(self._rows[tensor_index], key=lambda row: row.page_offset)
+        rows = sorted(self._rows[tensor_index], key=lambda row: row.order)
         self._rows[tensor_index] = rows
         first = rows[0]
         try:

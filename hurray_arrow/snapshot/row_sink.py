@@ -1,4 +1,4 @@
-"""Where an IPC writer's rows go: watches the bytes of a row pass by, notes the places, hashes what is not pages.
+"""Where one row of the share profile goes: watches its bytes pass by, notes the places, hashes what is not pages.
 
 pyarrow hands the page pool over as the buffer it is, so its place is known by address and nothing is copied.
 
@@ -7,7 +7,6 @@ Spec: snapshot format, sections 4 and 5.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,13 +14,16 @@ import pyarrow as pa
 import xxhash
 from fsspec.callbacks import Callback, NoOpCallback
 
-PAD_KEY = "hurray_arrow.pad"
+from hurray_arrow.arrow.ipc_file import block_of
+
 #: Pages go on in pieces of this size: a progress bar moves, and no call passes Linux's limit of 2 GiB for one write.
 PIECE_BYTES = 64 << 20
 
 
 class Output(Protocol):
-    """What takes the bytes: a file that is not published yet."""
+    """What takes the bytes of a snapshot: a file or object that is not published yet."""
+
+    position: int
 
     def write(self, data: Any, /) -> int:
         """Take all of the bytes; return their number."""
@@ -45,81 +47,79 @@ class RowPlace:
 
 
 class RowSink:
-    """A file object for ``pyarrow.PythonFile``.
+    """A file object for ``pyarrow.PythonFile`` that takes one row.
 
     Parameters
     ----------
     output
         Takes the bytes; ``None`` only counts them.
+    offset
+        Where the row starts in the file.
+    skip_bytes
+        How many bytes come first that do not belong to the row: its schema.
+    pool, checksums
+        The memory of the pages and of their checksums, recognised by address.
     progress
         Told of the page bytes that were taken.
     """
 
-    def __init__(self, output: Output | None, progress: Callback | None = None) -> None:
-        self._output = output
-        self._progress = progress or NoOpCallback()
-        self.position = 0
+    def __init__(
+        self,
+        output: Output | None,
+        *,
+        offset: int,
+        skip_bytes: int,
+        pool: pa.Buffer,
+        checksums: pa.Buffer | None = None,
+        progress: Callback | None = None,
+    ) -> None:
         self.closed = False
-        self._row_offset = 0
-        self._start_row(0, None, None)
-
-    def write_row(
-        self, ipc: pa.ipc.RecordBatchFileWriter, batch: pa.RecordBatch, *, offset: int, pool: pa.Buffer, pad: str
-    ) -> RowPlace:
-        """Let an IPC writer on this sink write one row.
-
-        Parameters
-        ----------
-        ipc
-            The writer.
-        batch
-            The row; its page checksums are recognised by address.
-        offset
-            Where the row starts; bytes before it are the file's magic and schema.
-        pool
-            The memory of the pages.
-        pad
-            Value of the custom metadata that moves the pages to where they belong.
-        """
-        self._start_row(offset, pool, _checksums_buffer(batch))
-        ipc.write_batch(batch, custom_metadata={PAD_KEY: pad})
-        metadata_bytes = 8 + struct.unpack_from("<i", self._prefix, 4)[0]
-        pages_offset = self.position if self._pages_offset is None else self._pages_offset
-        return RowPlace(
-            offset=offset,
-            metadata_bytes=metadata_bytes,
-            body_bytes=self.position - offset - metadata_bytes,
-            pages_offset=pages_offset,
-            pages_bytes=0 if self._pages_offset is None else pool.size,
-            checksums_offset=self._checksums_offset,
-            head_xxh3=self._head.hexdigest(),
-            tail_xxh3=self._tail.hexdigest(),
-        )
-
-    def _start_row(self, offset: int, pool: pa.Buffer | None, checksums: pa.Buffer | None) -> None:
-        self._row_offset = offset
+        self._output = output
+        self._offset = offset
+        self._skip_bytes = skip_bytes
+        self._position = offset
         self._pool, self._checksums = pool, checksums
+        self._progress = progress or NoOpCallback()
         self._pages_offset: int | None = None
         self._checksums_offset: int | None = None
         self._prefix = b""
         self._head, self._tail = xxhash.xxh3_64(), xxhash.xxh3_64()
 
+    def place(self) -> RowPlace:
+        """Return where the row lies, once it was written."""
+        _, metadata_bytes, body_bytes = block_of(self._offset, self._prefix, self._position - self._offset)
+        return RowPlace(
+            offset=self._offset,
+            metadata_bytes=metadata_bytes,
+            body_bytes=body_bytes,
+            pages_offset=self._position if self._pages_offset is None else self._pages_offset,
+            pages_bytes=0 if self._pages_offset is None else self._pool.size,
+            checksums_offset=self._checksums_offset,
+            head_xxh3=self._head.hexdigest(),
+            tail_xxh3=self._tail.hexdigest(),
+        )
+
     def write(self, data: bytes | pa.Buffer) -> int:
         """Take all of the bytes; returns their number."""
-        if isinstance(data, pa.Buffer) and _is_same(data, self._pool):
-            self._pages_offset = self.position
+        size = len(data)
+        if self._skip_bytes:
+            self._skip_bytes -= size
+        elif isinstance(data, pa.Buffer) and _is_same(data, self._pool):
+            self._pages_offset = self._position
             self._write_pages(memoryview(data).cast("B"))
-            return len(data)
+        else:
+            self._write_small(data)
+        return size
+
+    def _write_small(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, pa.Buffer) and _is_same(data, self._checksums):
-            self._checksums_offset = self.position
-        if self.position >= self._row_offset:
-            if len(self._prefix) < 8:
-                self._prefix += bytes(memoryview(data)[: 8 - len(self._prefix)])
-            (self._head if self._pages_offset is None else self._tail).update(data)
+            self._checksums_offset = self._position
+        if len(self._prefix) < 8:
+            self._prefix += bytes(memoryview(data)[: 8 - len(self._prefix)])
+        (self._head if self._pages_offset is None else self._tail).update(data)
         if self._output is not None:
             self._output.write(data)
-        self.position += len(data)
-        return len(data)
+        self._position += len(data)
 
     def _write_pages(self, view: memoryview) -> None:
         if self._output is not None:
@@ -127,11 +127,11 @@ class RowSink:
                 piece = view[start : start + PIECE_BYTES]
                 self._output.write(piece)
                 self._progress.relative_update(len(piece))
-        self.position += len(view)
+        self._position += len(view)
 
     def tell(self) -> int:
         """Return the position in bytes."""
-        return self.position
+        return self._position
 
     def flush(self) -> None:
         """Do nothing: the file is flushed when it is published."""
@@ -150,11 +150,6 @@ class RowSink:
     def seekable(self) -> bool:
         """Say no."""
         return False
-
-
-def _checksums_buffer(batch: pa.RecordBatch) -> pa.Buffer | None:
-    column = batch.column("page_checksums")
-    return None if column.null_count else column.values.buffers()[1]
 
 
 def _is_same(data: pa.Buffer, watched: pa.Buffer | None) -> bool:

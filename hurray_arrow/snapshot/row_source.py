@@ -5,11 +5,13 @@ Spec: snapshot format, section 4, "Order of checks".
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import pyarrow as pa
 
-from hurray_arrow.arrow.ipc_layout import IpcLayoutError, batch_layout, encapsulated
+from hurray_arrow.arrow.ipc_layout import BatchLayout, IpcLayoutError, batch_layout, encapsulated
 from hurray_arrow.arrow.rows import Row, refuse
-from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
 from hurray_arrow.snapshot.files import FileRange
@@ -17,8 +19,8 @@ from hurray_arrow.snapshot.index import SPEC, IndexRow
 from hurray_arrow.snapshot.tail import Tail
 
 
-class IndexedRows:
-    """Rows by index.
+class IndexedRows(ABC):
+    """Rows by index; the profiles say what protects a row and how its pages come out of it.
 
     Parameters
     ----------
@@ -28,96 +30,133 @@ class IndexedRows:
         Its checked end.
     trusted
         Skip the hashes and Arrow's full validation.
+
+    Raises
+    ------
+    SnapshotCorruptError
+        ``index_invalid``: a row lacks what its profile states in the index.
     """
+
+    #: What the index says of every row in this profile.
+    STATED: tuple[str, ...] = ()
 
     def __init__(self, source: FileRange, tail: Tail, *, trusted: bool = False) -> None:
         self._source = source
         self._schema, self._types = tail.schema, tail.types
         self._trusted = trusted
-        self._check_profile(tail)
+        for number, row in enumerate(tail.index.rows):
+            missing = [name for name in self.STATED if getattr(row, name) is None]
+            if missing:
+                message = f"{missing} not stated, in profile {tail.metadata['profile']}"
+                problem = Problem(ProblemCode.INDEX_INVALID, f"rows[{number}]", message, SPEC)
+                raise SnapshotCorruptError(problem, url=source.url)
         self.entries: tuple[Entry, ...] = entries_of(tail.index.rows)
         self._places: dict[int, list[IndexRow]] = {}
-        for place in sorted(tail.index.rows, key=lambda row: row.page_offset):
+        for place in sorted(tail.index.rows, key=lambda row: (row.page_offset, row.num_pages > 0)):
             self._places.setdefault(place.tensor_index, []).append(place)
 
-    def _check_profile(self, tail: Tail) -> None:
-        if tail.metadata["profile"] != "share":
-            raise UnsupportedError(f"{self._source.url}: profile {tail.metadata['profile']!r} is not supported yet")
-        for number, row in enumerate(tail.index.rows):
-            if None in (row.pages_offset, row.pages_bytes, row.head_xxh3, row.tail_xxh3):
-                message = "a row of the share profile states the place of its pages and the hashes around them"
-                problem = Problem(ProblemCode.INDEX_INVALID, f"rows[{number}]", message, SPEC)
-                raise SnapshotCorruptError(problem, url=self._source.url)
-
+    @abstractmethod
     def rows_of(self, tensor_index: int) -> list[Row]:
         """Return all rows of a tensor in page order.
 
         Raises
         ------
         SnapshotCorruptError
-            ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, ``row_place``.
+            ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, ``row_place``, ``row_missing``.
         """
-        return [self._row(place) for place in self._places[tensor_index]]
+
+    def tables_row_of(self, tensor_index: int) -> Row:
+        """Return the row that has a tensor's tables; its pages may be left out."""
+        return self.rows_of(tensor_index)[0]
 
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Return what the row hashes say, page values aside."""
-        return [
-            problem
-            for place in self._places[tensor_index]
-            for problem in _hash_problems(place, self._source.read(place.offset, place.block.end - place.offset))
-        ]
+        return [problem for place in self._places[tensor_index] for problem in self._damage(place, self._stored(place))]
 
     def close(self) -> None:
         """Close the file."""
         self._source.close()
 
-    def _row(self, place: IndexRow) -> Row:
-        stored = self._source.read(place.offset, place.block.end - place.offset)
+    def _stored(self, place: IndexRow) -> pa.Buffer:
+        return self._source.read(place.offset, place.block.end - place.offset)
+
+    @abstractmethod
+    def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:
+        """Compare a row's hashes."""
+
+    @abstractmethod
+    def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
+        """Refuse a batch, by an IpcLayoutError, that must not be decoded."""
+
+    def _batch(self, place: IndexRow) -> tuple[pa.RecordBatch, pa.Buffer]:
+        """Return a row's batch, checked as far as Arrow knows, and its bytes as stored."""
+        stored = self._stored(place)
         if not self._trusted:
-            problems = _hash_problems(place, stored)
+            problems = self._damage(place, stored)
             if problems:
                 raise SnapshotCorruptError(problems, url=self._source.url)
-        where = f"tensor {place.tensor_index}"
         try:
             layout = batch_layout(encapsulated(memoryview(stored)[: place.metadata_bytes]))
-            if layout.compression is not None or layout.num_rows != 1:
-                raise IpcLayoutError(
-                    f"{layout.num_rows} rows, compression {layout.compression}; expected 1 row as it is"
-                )
+            if layout.num_rows != 1:
+                raise IpcLayoutError(f"{layout.num_rows} rows, expected 1")
             if any(start < 0 or size < 0 or start + size > place.body_bytes for start, size in layout.buffers):
                 raise IpcLayoutError(f"a buffer passes the end of a body of {place.body_bytes} bytes")
+            self._check_layout(place, layout, stored)
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.BufferReader(stored)), self._schema)
             if not self._trusted:
                 batch.validate(full=True)
         except (IpcLayoutError, pa.ArrowException, OSError) as error:
+            where = f"tensor {place.tensor_index}"
             raise refuse(ProblemCode.ARROW_INVALID, where, str(error), url=self._source.url) from error
+        return batch, stored
+
+
+class ShareIndexedRows(IndexedRows):
+    """Rows of the share profile: views of what the file holds."""
+
+    STATED = ("pages_offset", "pages_bytes", "head_xxh3", "tail_xxh3")
+
+    def rows_of(self, tensor_index: int) -> list[Row]:
+        """Return all rows of a tensor in page order; see :meth:`IndexedRows.rows_of`."""
+        return [self._row(place) for place in self._places[tensor_index]]
+
+    def _row(self, place: IndexRow) -> Row:
+        batch, stored = self._batch(place)
         row = Row.read(batch, 0)
-        _check_place(row, place, stored)
+        check_place(row, place, ("layer_index", "layer_name"))
+        found = (row.pool.ctypes.data - stored.address + place.offset, row.pool.nbytes)
+        stated = (place.pages_offset, place.pages_bytes)
+        if found != stated and (row.pool.nbytes or place.pages_bytes):
+            where = f"tensor {place.tensor_index}.page_pool"
+            raise refuse(ProblemCode.ROW_PLACE, where, f"pages at {found}, the index says {stated}")
         return row
 
+    def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:
+        view = memoryview(stored)
+        pages = (place.pages_offset or 0) - place.offset
+        pages_end = pages + (place.pages_bytes or 0)
+        parts = (("head_xxh3", view[:pages]), ("tail_xxh3", view[pages_end:]))
+        return [problem for name, part in parts for problem in hash_problems(place, name, part)]
 
-def _hash_problems(place: IndexRow, stored: pa.Buffer) -> list[Problem]:
-    view = memoryview(stored)
-    pages = (place.pages_offset or 0) - place.offset
-    pages_end = pages + (place.pages_bytes or 0)
-    problems = []
-    for name, part in (("head_xxh3", view[:pages]), ("tail_xxh3", view[pages_end:])):
-        expected, found = getattr(place, name), xxh3_hex(part)
-        if found != expected:
-            where, message = f"tensor {place.tensor_index}.{name}", f"xxh3 {found}, the index says {expected}"
-            problems.append(Problem(ProblemCode.ROW_CHECKSUM, where, message, SPEC, offset_bytes=place.offset))
-    return problems
+    def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
+        del place, stored
+        if layout.compression is not None:
+            raise IpcLayoutError(f"compressed with codec {layout.compression}; the share profile is not")
 
 
-def _check_place(row: Row, place: IndexRow, stored: pa.Buffer) -> None:
+def hash_problems(place: IndexRow, name: str, part: memoryview) -> list[Problem]:
+    """Compare one hash of a row with what the index says."""
+    expected, found = getattr(place, name), xxh3_hex(part)
+    if found == expected:
+        return []
+    where, message = f"tensor {place.tensor_index}.{name}", f"xxh3 {found}, the index says {expected}"
+    return [Problem(ProblemCode.ROW_CHECKSUM, where, message, SPEC, offset_bytes=place.offset)]
+
+
+def check_place(row: Row, place: IndexRow, also: tuple[str, ...] = ()) -> None:
     """Refuse a row that differs from the index, which is what callers list and select by."""
-    for name in ("tensor_index", "layer_index", "layer_name", "kv_role", "component", "kv_group", "page_offset"):
+    for name in ("tensor_index", "kv_role", "component", "kv_group", "page_offset", *also):
         found, expected = getattr(row, name), getattr(place, name)
         if found != expected:
             message = f"the row says {found!r:.60}, the index {expected!r:.60}"
             raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {place.tensor_index}.{name}", message)
-    found_place = (row.pool.ctypes.data - stored.address + place.offset, row.pool.nbytes)
-    stated = (place.pages_offset, place.pages_bytes)
-    if found_place != stated and (row.pool.nbytes or place.pages_bytes):
-        message = f"pages at {found_place}, the index says {stated}"
-        raise refuse(ProblemCode.ROW_PLACE, f"tensor {place.tensor_index}.page_pool", message)

@@ -5,34 +5,29 @@ Spec: snapshot format, sections 2 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow.arrow.convert import row_batch
-from hurray_arrow.arrow.ipc_layout import HEAD_BYTES
-from hurray_arrow.arrow.metadata import new_metadata, schema_metadata
-from hurray_arrow.arrow.page_class import PLAIN
-from hurray_arrow.arrow.schema import SchemaPlan, page_class_of, schema_xxh3
+from hurray_arrow.arrow.ipc_file import block_of, empty_batch, encoded_batch, file_head, file_tail
+from hurray_arrow.arrow.metadata import PROFILES, new_metadata, schema_metadata
+from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
+from hurray_arrow.arrow.row_batches import check_table_storage
+from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, SnapshotError
-from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
+from hurray_arrow.snapshot.archive_rows import ArchiveRows
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
 from hurray_arrow.snapshot.groups import Groups, missing_members
-from hurray_arrow.snapshot.index import Index, IndexRow, TensorKey
-from hurray_arrow.snapshot.row_sink import RowPlace, RowSink
-from hurray_arrow.spec import INDEX_TYPE_NAMES
+from hurray_arrow.snapshot.index import Index, TensorKey
+from hurray_arrow.snapshot.placed import PlacedTensor
+from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
 
 DEFAULT_PAGE_ALIGN_BYTES = 4096
-
-_IPC_OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True, use_threads=False)
 
 
 def write_snapshot(
@@ -42,12 +37,14 @@ def write_snapshot(
     metadata: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     progress: Callback | None = None,
+    profile: str = "share",
+    encoding: str | None = None,
     page_align_bytes: int = DEFAULT_PAGE_ALIGN_BYTES,
     checksums: bool = True,
     partial: bool = False,
     mode: int = 0o600,
 ) -> None:
-    """Write tensors to one snapshot file, profile ``share``.
+    """Write tensors to one snapshot file.
 
     Parameters
     ----------
@@ -62,8 +59,13 @@ def write_snapshot(
         Replace an existing file. Those who have it open keep the old one.
     progress
         Told of the bytes of pages written.
+    profile
+        ``"share"``: uncompressed, its pages aligned for mapping. ``"archive"``: small, for object stores.
+    encoding
+        How an archive stores pages: ``"byte_planes"`` (default), or ``"plain"`` for people whose other tools must see
+        values.
     page_align_bytes
-        Pages start at a multiple of this in the file: a power of two, 64 to 2 MiB.
+        Share profile: pages start at a multiple of this in the file, a power of two, 64 to 2 MiB.
     checksums
         Store xxh3-64 of every page. Without them damage to page values cannot be found.
     partial
@@ -89,26 +91,37 @@ def write_snapshot(
     tensors = list(tensors)
     callback = progress or NoOpCallback()
     callback.set_size(sum(tensor.buffers[0].nbytes for tensor in tensors))
-    with (
-        SnapshotWriter(
-            path,
-            plan=SchemaPlan.of(tensors),
-            metadata=metadata,
-            overwrite=overwrite,
-            progress=callback,
-            page_align_bytes=page_align_bytes,
-            checksums=checksums,
-            partial=partial,
-            mode=mode,
-        ) as writer,
-        ThreadPoolExecutor(1, "hurray-arrow-checksums") as pool,
-    ):
-        # The next tensor is hashed while this one goes to the disk: both release the GIL.
-        ahead = [pool.submit(writer.checksums_of, tensor) for tensor in tensors[:1]]
-        for number, tensor in enumerate(tensors):
-            ready = ahead.pop().result()
-            ahead += [pool.submit(writer.checksums_of, following) for following in tensors[number + 1 : number + 2]]
-            writer.write(tensor, page_checksums=ready)
+    with SnapshotWriter(
+        path,
+        plan=SchemaPlan.of(tensors, encoding=profile_encoding(profile, encoding)),
+        profile=profile,
+        metadata=metadata,
+        overwrite=overwrite,
+        progress=callback,
+        page_align_bytes=page_align_bytes,
+        checksums=checksums,
+        partial=partial,
+        mode=mode,
+    ) as writer:
+        for tensor in tensors:
+            writer.borrow(tensor)
+
+
+def profile_encoding(profile: str, encoding: str | None) -> str:
+    """Return how a profile stores pages: archives in byte planes unless the caller chooses, shared pages as they are.
+
+    Raises
+    ------
+    ValueError
+        A profile or encoding that does not exist, or byte planes in the share profile.
+    """
+    if profile not in PROFILES:
+        raise ValueError(f"profile {profile!r}: expected one of {PROFILES}")
+    if encoding is None:
+        return BYTE_PLANES if profile == "archive" else PLAIN
+    if encoding not in (PLAIN, BYTE_PLANES) or (profile == "share" and encoding != PLAIN):
+        raise ValueError(f"encoding {encoding!r} in profile {profile!r}: plain, or for archives byte_planes")
+    return encoding
 
 
 class SnapshotWriter:
@@ -121,7 +134,7 @@ class SnapshotWriter:
     plan
         What the schema decides before the first row: ``SchemaPlan.of(descriptors)``. A tensor that does not fit it is
         refused before anything of it is written.
-    metadata, overwrite, progress, page_align_bytes, checksums, partial, mode
+    metadata, overwrite, progress, profile, page_align_bytes, checksums, partial, mode
         As in :func:`write_snapshot`.
 
     Notes
@@ -138,44 +151,43 @@ class SnapshotWriter:
         metadata: Mapping[str, Any] | None = None,
         overwrite: bool = False,
         progress: Callback | None = None,
+        profile: str = "share",
         page_align_bytes: int = DEFAULT_PAGE_ALIGN_BYTES,
         checksums: bool = True,
         partial: bool = False,
         mode: int = 0o600,
     ) -> None:
-        self._metadata = new_metadata(metadata, profile="share", page_align_bytes=page_align_bytes, partial=partial)
+        if profile_encoding(profile, plan.encoding) != PLAIN and profile == "share":
+            raise ValueError("the share profile stores pages as they are")
+        self._metadata = new_metadata(metadata, profile=profile, page_align_bytes=page_align_bytes, partial=partial)
         self._plan = plan
         self._schema = plan.arrow_schema(schema_metadata(self._metadata))
-        self._align = page_align_bytes
-        self._checksums = checksums
         self._groups = Groups()
-        self._rows: list[IndexRow] = []
         self._keys: set[TensorKey] = set()
-        self._broken = False
+        self._state = _State.OPEN
         self._file = AtomicFile(path, overwrite=overwrite, mode=mode)
-        self._sink = RowSink(self._file, progress)
-        self._ipc = self._new_ipc(self._sink)
+        self._file.write(file_head(self._schema))
+        callback = progress or NoOpCallback()
+        self._rows: ShareRows | ArchiveRows
+        if profile == "share":
+            self._rows = ShareRows(
+                self._file,
+                plan=plan,
+                schema=self._schema,
+                page_align_bytes=page_align_bytes,
+                checksums=checksums,
+                progress=callback,
+            )
+        else:
+            self._rows = ArchiveRows(self._file, plan=plan, schema=self._schema, checksums=checksums, progress=callback)
 
-    @property
-    def rows(self) -> tuple[IndexRow, ...]:
-        """The index rows of what is written so far."""
-        return tuple(self._rows)
-
-    def checksums_of(self, tensor: BlockPagedTensor) -> npt.NDArray[np.uint64] | None:
-        """Return the page checksums that :meth:`write` would compute: uint64 ``[num_pages]``, or ``None`` when off."""
-        if not self._checksums:
-            return None
-        return page_checksums(tensor.buffers[0], checksum_piece_bytes(page_class_of(tensor.descriptor)))
-
-    def write(self, tensor: BlockPagedTensor, *, page_checksums: npt.NDArray[np.uint64] | None = None) -> None:
+    def write(self, tensor: BlockPagedTensor) -> None:
         """Append one tensor.
 
         Parameters
         ----------
         tensor
             The tensor; its buffers are borrowed until the call returns.
-        page_checksums
-            What :meth:`checksums_of` gave for it, when it was computed ahead.
 
         Raises
         ------
@@ -187,30 +199,28 @@ class SnapshotWriter:
         OSError
             The disk did not take it; the snapshot cannot be finished.
         """
+        self.borrow(tensor)
+        with self._writing():
+            self._rows.flush()
+
+    def borrow(self, tensor: BlockPagedTensor) -> None:
+        """Append one tensor whose buffers stay as they are until :meth:`close`; as :meth:`write`, and faster.
+
+        Hashing and encoding run ahead of the disk.
+        """
         self._check_open()
         tensor.check()
-        self._plan.column_of(page_class_of(tensor.descriptor))
+        self._plan.column_of(self._plan.page_class_of(tensor.descriptor))
         kv_group, is_first = self._groups.place(tensor)
         key = (kv_group, tensor.layer_index, tensor.layer_name, tensor.kv_role, tensor.component)
         if key in self._keys:
-            raise InvariantError(
-                Problem(ProblemCode.TENSOR_KEY_DUPLICATE, f"tensor {len(self._rows)}", f"{key} is already written")
-            )
-        batch = row_batch(
-            tensor,
-            plan=self._plan,
-            schema=self._schema,
-            tensor_index=len(self._rows),
-            kv_group=kv_group,
-            with_tables=is_first,
-            page_checksums=self.checksums_of(tensor) if page_checksums is None else page_checksums,
-        )
-        self._broken = True
-        place = self._write_row(batch, tensor)
-        self._broken = False
+            where, message = f"tensor {len(self._keys)}", f"{key} is already written"
+            raise InvariantError(Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message))
+        check_table_storage(tensor, self._plan.table_storage)
+        with self._writing():
+            self._rows.append(PlacedTensor(tensor, len(self._keys), kv_group, is_first))
         self._groups.keep(kv_group, tensor)
         self._keys.add(key)
-        self._rows.append(_index_row(tensor, len(self._rows), kv_group, place))
 
     def close(self) -> None:
         """Write the end batch and the footer, and publish the snapshot.
@@ -225,25 +235,30 @@ class SnapshotWriter:
         """
         self._check_open()
         try:
-            missing = [] if self._metadata.get("partial") else missing_members(self._metadata, self._rows)
+            self._rows.flush()
+            rows = self._rows.rows
+            missing = [] if self._metadata.get("partial") else missing_members(self._metadata, rows)
             if missing:
                 text = "; ".join(str(problem) for problem in missing)
-                raise SnapshotError(f"{text}; pass partial=True to publish it all the same", url=str(self._file.path))
-            index = Index(tuple(self._rows), schema_xxh3(self._schema))
-            end = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in self._schema], schema=self._schema)
-            self._ipc.write_batch(end, custom_metadata=index.custom_metadata())
-            self._ipc.close()
-            self._sink.closed = True
+                raise SnapshotError(f"{text}; pass partial=True to publish it all the same", url=self._url)
+            index = Index(tuple(rows), schema_xxh3(self._schema))
+            end = encoded_batch(empty_batch(self._schema), custom_metadata=index.custom_metadata())
+            end_block = block_of(self._file.position, memoryview(end)[:8], end.size)
+            self._file.write(end)
+            self._file.write(file_tail(self._schema, [*(row.block for row in rows), end_block]))
             self._file.publish()
+            self._state = _State.CLOSED
         except BaseException:
             self.discard()
             raise
+        finally:
+            self._rows.close()
 
     def discard(self) -> None:
         """Throw away what was written; an existing snapshot under the name stays. Does nothing after :meth:`close`."""
-        if not self._sink.closed:
-            # The IPC writer is never closed here: it would write a valid footer under an unfinished file.
-            self._sink.closed = True
+        if self._state is not _State.CLOSED:
+            self._state = _State.CLOSED
+            self._rows.close()
             self._file.discard()
 
     def __enter__(self) -> Self:
@@ -252,51 +267,30 @@ class SnapshotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and not self._sink.closed:
+        if kind is None and self._state is not _State.CLOSED:
             self.close()
         else:
             self.discard()
 
+    @property
+    def _url(self) -> str:
+        return str(self._file.path)
+
     def _check_open(self) -> None:
-        if self._sink.closed:
-            raise SnapshotError("the writer is closed", url=str(self._file.path))
-        if self._broken:
-            raise SnapshotError("an earlier write failed, the snapshot cannot be finished", url=str(self._file.path))
+        if self._state is _State.CLOSED:
+            raise SnapshotError("the writer is closed", url=self._url)
+        if self._state is _State.BROKEN:
+            raise SnapshotError("an earlier write failed, the snapshot cannot be finished", url=self._url)
 
-    def _write_row(self, batch: pa.RecordBatch, tensor: BlockPagedTensor) -> RowPlace:
-        start = HEAD_BYTES + self._schema.serialize().size
-        offset = self._file.position if self._rows else start
-        pool = pa.py_buffer(tensor.buffers[0])
-        # A row written into nothing says where its pages would lie; the header grows by exactly what the pad does.
-        trial = RowSink(None)
-        measured = trial.write_row(self._new_ipc(trial), batch, offset=start, pool=pool, pad="")
-        pad = -(offset + measured.pages_offset - start) % self._align if measured.pages_bytes else 0
-        place = self._sink.write_row(self._ipc, batch, offset=offset, pool=pool, pad="0" * pad)
-        if place.pages_bytes != pool.size or (place.pages_bytes and place.pages_offset % self._align):
-            found, expected = f"{place.pages_bytes} page bytes at {place.pages_offset}", f"{pool.size} at a multiple"
-            message = f"{found}, expected {expected} of {self._align}"
-            raise SnapshotError(message, url=str(self._file.path))
-        return place
-
-    def _new_ipc(self, sink: RowSink) -> pa.ipc.RecordBatchFileWriter:
-        return pa.ipc.new_file(pa.PythonFile(sink, mode="w"), self._schema, options=_IPC_OPTIONS)
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Mark the snapshot as broken when what is inside fails: part of a row may be in the file."""
+        self._state = _State.BROKEN
+        yield
+        self._state = _State.OPEN
 
 
-def _index_row(tensor: BlockPagedTensor, tensor_index: int, kv_group: int, place: RowPlace) -> IndexRow:
-    descriptor = tensor.descriptor
-    return IndexRow(
-        tensor_index=tensor_index,
-        layer_index=tensor.layer_index,
-        layer_name=tensor.layer_name,
-        kv_role=tensor.kv_role,
-        component=tensor.component,
-        kv_group=kv_group,
-        page_offset=0,
-        num_pages=descriptor.num_pages,
-        num_seqs=descriptor.num_seqs,
-        element_type=descriptor.element_type.name,
-        page_shape=descriptor.page_shape,
-        encoding=PLAIN,
-        index_type=INDEX_TYPE_NAMES[descriptor.index_type],
-        **asdict(place),
-    )
+class _State(Enum):
+    OPEN = "open"
+    BROKEN = "broken"
+    CLOSED = "closed"

@@ -1,0 +1,125 @@
+"""Rows of the share profile: one per tensor, uncompressed, its pages aligned in the file.
+
+Spec: snapshot format, section 5, "share".
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from fsspec.callbacks import Callback
+
+from hurray_arrow.arrow.ipc_file import write_batch
+from hurray_arrow.arrow.page_class import PLAIN
+from hurray_arrow.arrow.row_batches import row_batch
+from hurray_arrow.arrow.schema import SchemaPlan
+from hurray_arrow.errors import SnapshotError
+from hurray_arrow.snapshot.checksums import tensor_checksums
+from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.snapshot.placed import PlacedTensor
+from hurray_arrow.snapshot.row_sink import Output, RowPlace, RowSink
+
+PAD_KEY = "hurray_arrow.pad"
+
+Checksums = npt.NDArray[np.uint64]
+
+
+class ShareRows:
+    """Write share rows to an output.
+
+    Parameters
+    ----------
+    output
+        Takes the bytes, from where it stands.
+    plan, schema
+        The snapshot's plan and the Arrow schema made from it.
+    page_align_bytes
+        Pages start at a multiple of this in the file.
+    checksums
+        Whether pages get checksums.
+    progress
+        Told of the page bytes written.
+    """
+
+    def __init__(
+        self,
+        output: Output,
+        *,
+        plan: SchemaPlan,
+        schema: pa.Schema,
+        page_align_bytes: int,
+        checksums: bool,
+        progress: Callback,
+    ) -> None:
+        self.rows: list[IndexRow] = []
+        self._output = output
+        self._plan, self._schema = plan, schema
+        self._schema_bytes = schema.serialize().size
+        self._align = page_align_bytes
+        self._with_checksums = checksums
+        self._progress = progress
+        self._pool = ThreadPoolExecutor(1, "hurray-arrow-checksums")
+        self._pending: tuple[PlacedTensor, Future[Checksums | None]] | None = None
+
+    def append(self, placed: PlacedTensor) -> None:
+        """Take a tensor; its buffers are borrowed until :meth:`flush`.
+
+        A tensor is hashed while the one before it goes to the disk: both release the GIL.
+        """
+        ahead = self._pool.submit(self._checksums, placed)
+        self.flush()
+        self._pending = placed, ahead
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        if self._pending is not None:
+            (placed, ahead), self._pending = self._pending, None
+            self._write(placed, ahead.result())
+
+    def close(self) -> None:
+        """Let the thread go; what was not flushed is dropped."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _checksums(self, placed: PlacedTensor) -> Checksums | None:
+        return tensor_checksums(placed.tensor) if self._with_checksums else None
+
+    def _write(self, placed: PlacedTensor, page_checksums: Checksums | None) -> None:
+        batch = row_batch(
+            placed.tensor,
+            plan=self._plan,
+            schema=self._schema,
+            tensor_index=placed.tensor_index,
+            kv_group=placed.kv_group,
+            with_tables=placed.with_tables,
+            page_checksums=page_checksums,
+        )
+        pool = pa.py_buffer(placed.tensor.buffers[0])
+        # A row written into nothing says where its pages would lie; the header grows by exactly what the pad does.
+        measured = self._send(None, batch, pool, pad="")
+        pad = -measured.pages_offset % self._align if measured.pages_bytes else 0
+        place = self._send(self._output, batch, pool, pad="0" * pad)
+        if place.pages_bytes != pool.size or (place.pages_bytes and place.pages_offset % self._align):
+            found = f"{place.pages_bytes} page bytes at {place.pages_offset}"
+            raise SnapshotError(f"{found}, expected {pool.size} at a multiple of {self._align}")
+        self.rows.append(placed.index_row(PLAIN, **asdict(place)))
+
+    def _send(self, output: Output | None, batch: pa.RecordBatch, pool: pa.Buffer, *, pad: str) -> RowPlace:
+        sink = RowSink(
+            output,
+            offset=self._output.position,
+            skip_bytes=self._schema_bytes,
+            pool=pool,
+            checksums=_checksums_buffer(batch),
+            progress=self._progress,
+        )
+        write_batch(pa.PythonFile(sink, mode="w"), batch, custom_metadata={PAD_KEY: pad})
+        return sink.place()
+
+
+def _checksums_buffer(batch: pa.RecordBatch) -> pa.Buffer | None:
+    column = batch.column("page_checksums")
+    return None if column.null_count else column.values.buffers()[1]
