@@ -27,7 +27,7 @@ def test_what_cannot_be_read_exits_with_3(run, tmp_path, path, command, flags):
     empty.touch()
     cut = tmp_path / "cut.arrow"
     cut.write_bytes(path.read_bytes()[:-1])
-    for target in (tmp_path / "missing.arrow", other, empty, cut):
+    for target in (tmp_path / "missing.arrow", other, empty, cut, tmp_path):
         result = run(command, target, *flags)
         assert result.exit_code == 3, (target, result.output)
         assert result.stdout == ""

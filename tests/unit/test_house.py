@@ -27,6 +27,7 @@ FLOORS = [
     ["tensor"],
     ["identity"],
     ["ops"],
+    ["engines"],
     ["arrow"],
     ["snapshot"],
     ["cli"],
