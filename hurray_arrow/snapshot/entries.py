@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.index import SPEC, IndexRow, TensorKey
 from hurray_arrow.spec import INDEX_TYPE_NAMES
@@ -181,6 +183,6 @@ def one_entry(matches: list[Entry]) -> Entry:
 def _values(selector: IntSelector | StrSelector) -> frozenset[int | str] | None:
     if selector is None:
         return None
-    if isinstance(selector, (int, str)):
+    if isinstance(selector, (int, str, np.integer)):
         return frozenset({selector})
     return frozenset(selector)

@@ -6,20 +6,30 @@ Spec: snapshot format, sections 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
+from hurray_arrow.sequences import Sequences
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.tensor import BlockPagedTensor
+
+
+class GroupTables(NamedTuple):
+    """What the tensors of a group have in common."""
+
+    seq_ptr: npt.NDArray[Any]
+    block_table: npt.NDArray[Any]
+    sequences: Sequences
 
 
 class Groups:
     """The groups seen so far, each known by its first tensor's tables."""
 
     def __init__(self) -> None:
-        self._first: dict[int, BlockPagedTensor] = {}
+        self._first: dict[int, GroupTables] = {}
 
     def place(self, tensor: BlockPagedTensor) -> tuple[int, bool]:
         """Return a tensor's group and whether it is the first of it, without keeping it.
@@ -45,11 +55,34 @@ class Groups:
         return tensor.kv_group, False
 
     def keep(self, kv_group: int, tensor: BlockPagedTensor) -> None:
-        """Remember a tensor that was written; only the first of a group counts."""
-        self._first.setdefault(kv_group, tensor)
+        """Remember the tables of a tensor that was written; only the first of a group counts.
+
+        They are copied: an engine may use the same arrays, changed, for its next layer.
+        """
+        if kv_group not in self._first:
+            sequences = _copied(tensor.sequences)
+            self._first[kv_group] = GroupTables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
 
 
-def same_tables(one: BlockPagedTensor, other: BlockPagedTensor) -> bool:
+def _copied(sequences: Sequences) -> Sequences:
+    lens, known = sequences.seq_lens, sequences.seq_lens_known
+    return Sequences(
+        seq_lens=None if lens is None else lens.copy(),
+        seq_lens_known=None if known is None else known.copy(),
+        ids=sequences.ids,
+        token_ids=_copied_arrays(sequences.token_ids),
+        page_positions=_copied_arrays(sequences.page_positions),
+        adapter=sequences.adapter,
+        tenant=sequences.tenant,
+        media=sequences.media,
+    )
+
+
+def _copied_arrays(arrays: Iterable[npt.NDArray[Any] | None] | None) -> list[npt.NDArray[Any] | None] | None:
+    return None if arrays is None else [None if array is None else array.copy() for array in arrays]
+
+
+def same_tables(one: BlockPagedTensor | GroupTables, other: BlockPagedTensor | GroupTables) -> bool:
     """Say whether two tensors have the same block table, seq_ptr and sequence facts, by value."""
     return (
         (one.seq_ptr is other.seq_ptr or np.array_equal(one.seq_ptr, other.seq_ptr))
