@@ -1,0 +1,192 @@
+"""From an engine's cache to tensors: pages of key and value out of its arrays, tables, and nothing else of its pool.
+
+Spec: block-paged layout, Buffer Table; snapshot format section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hurray_arrow.engines.groups import CacheGroup, LayerFormat
+from hurray_arrow.engines.layouts import PagePart
+from hurray_arrow.engines.page_copies import Int64Array, Words, read_pages
+from hurray_arrow.engines.tables import PageTables
+from hurray_arrow.errors import CopyRequiredError, LayoutError
+from hurray_arrow.quantization import Quantization
+from hurray_arrow.schemes import PerTensor
+from hurray_arrow.sequences import SequenceFacts, Sequences
+from hurray_arrow.tensor import BlockPagedTensor
+
+PAGES = ("referenced", "all")
+_UINT32_MAX = 2**32 - 1
+
+
+def capture_cache(
+    arrays: Mapping[str, Any],
+    *,
+    formats: Mapping[str, LayerFormat],
+    groups: Sequence[CacheGroup],
+    pages: str = "referenced",
+    copy: bool | None = None,
+    layer_indices: Mapping[str, int] | None = None,
+    facts: SequenceFacts | None = None,
+) -> list[BlockPagedTensor]:
+    """Give the tensors of a cache, in the order of its layers.
+
+    Parameters
+    ----------
+    arrays
+        Each layer's array, or tuple of arrays, by its name.
+    formats
+        How each layer is to be read.
+    groups
+        The layers' tables; every layer in exactly one.
+    pages
+        ``"referenced"``: only pages that a sequence names, renumbered in order of first use, slots behind a
+        sequence's end zeroed, in new memory. ``"all"``: the whole pool as it is, stale bytes of other requests
+        included.
+    copy
+        For ``"all"``: ``None`` shares the engine's memory where it is dense and copies elsewhere, ``True`` copies
+        always, ``False`` refuses to copy.
+    layer_indices
+        Number of each layer in the model; ``None`` numbers ``arrays`` in order.
+    facts
+        ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences, the same for all groups.
+
+    Returns
+    -------
+    list of BlockPagedTensor
+        Keys, their scales, values, their scales of each layer; ``kv_group`` is the place in ``groups``.
+
+    Raises
+    ------
+    LayoutError
+        An array or a table is not what was said.
+    CopyRequiredError
+        ``copy=False`` and a layer's pages are not dense.
+    InvariantError
+        Facts that do not fit the sequences.
+    """
+    if pages not in PAGES:
+        raise LayoutError(f"pages {pages!r}, expected one of {PAGES}", expected=PAGES, actual=pages)
+    if copy is False and pages != "all":
+        raise CopyRequiredError("pages='referenced' puts the pages together anew: pages='all' shares the pool")
+    numbers = dict(zip(arrays, range(len(arrays)), strict=True)) if layer_indices is None else layer_indices
+    by_layer: dict[str, list[BlockPagedTensor]] = {}
+    # Everything is checked before the first page is copied.
+    parts = {name: formats[name].parts(array) for name, array in arrays.items()}
+    chosen = [_choose(group, parts, pages) for group in groups]
+    for kv_group, (group, selection) in enumerate(zip(groups, chosen, strict=True)):
+        sequences = _sequences(group.tables, facts)
+        for name in group.layer_names:
+            by_layer[name] = [
+                BlockPagedTensor.from_arrays(
+                    _pool(of_tensor, selection, name=name, copy=copy),
+                    selection.block_table,
+                    selection.seq_ptr,
+                    kv_role=of_tensor[0].kv_role,
+                    element_type=of_tensor[0].element_type,
+                    quantization=_quantization(formats[name], of_tensor[0]),
+                    layer_index=numbers[name],
+                    layer_name=name,
+                    component=of_tensor[0].component,
+                    kv_group=kv_group,
+                    sequences=sequences,
+                )
+                for of_tensor in by_tensor(parts[name])
+            ]
+    return [tensor for name in arrays for tensor in by_layer[name]]
+
+
+def by_tensor(parts: Sequence[PagePart]) -> Iterator[list[PagePart]]:
+    """Yield the parts of each tensor, those of a latent in two arrays together."""
+    tensors: dict[tuple[str, str], list[PagePart]] = {}
+    for part in parts:
+        tensors.setdefault((part.kv_role, part.component), []).append(part)
+    yield from tensors.values()
+
+
+def element_pool(words: Words, part: PagePart) -> Words:
+    """See words as the pool of the part's element type."""
+    return words.view(part.element_type.pool_dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Selection:
+    """Which pages of a group are stored, and its tables in their new numbers."""
+
+    page_ids: Int64Array | None
+    block_table: Any
+    seq_ptr: Any
+    filled_slots: Int64Array
+
+
+def _choose(group: CacheGroup, parts: Mapping[str, list[PagePart]], pages: str) -> _Selection:
+    tables = group.tables
+    counts = {name: part.pages.shape[0] for name in group.layer_names for part in parts[name]}
+    if len(set(counts.values())) > 1:
+        message = f"layers of one group have different numbers of pages: {counts}"
+        raise LayoutError(message, expected="one number of pages", actual=counts)
+    num_pages = next(iter(counts.values()), 0)
+    tables.check_ids(num_pages)
+    flat = np.concatenate([*tables.pages, np.empty(0, np.int64)])
+    seq_ptr = np.zeros(tables.num_seqs + 1, np.int64)
+    seq_ptr[1:] = np.cumsum([ids.size for ids in tables.pages])
+    page_ids = None
+    if pages == "referenced":
+        ids, first_use, entries = np.unique(flat, return_index=True, return_inverse=True)
+        order = np.argsort(first_use)
+        numbers = np.empty(ids.size, np.int64)
+        numbers[order] = np.arange(ids.size)
+        page_ids, flat = ids[order], numbers[entries]
+        num_pages = ids.size
+    index = np.uint32 if max(num_pages, flat.size) <= _UINT32_MAX else np.uint64
+    filled = np.zeros(num_pages, np.int64) if pages == "referenced" else np.empty(0, np.int64)
+    if page_ids is not None:
+        np.maximum.at(filled, flat, _filled_slots(tables))
+    return _Selection(page_ids, flat.astype(index), seq_ptr.astype(index), filled)
+
+
+def _filled_slots(tables: PageTables) -> Int64Array:
+    """Give for each entry of the joined tables how many slots of its page its sequence fills."""
+    size = tables.page_size
+    filled = [
+        np.minimum(tokens - np.arange(ids.size, dtype=np.int64) * size, size)
+        for ids, tokens in zip(tables.pages, tables.seq_lens.tolist(), strict=True)
+    ]
+    return np.concatenate([*filled, np.empty(0, np.int64)])
+
+
+def _pool(parts: Sequence[PagePart], selection: _Selection, *, name: str, copy: bool | None) -> Words:
+    """Give a tensor's pool: the engine's own memory where that may be shared, else new memory."""
+    first = parts[0]
+    if selection.page_ids is None and copy is not True:
+        if len(parts) == 1 and first.pages.flags.c_contiguous:
+            return element_pool(first.pages, first)
+        if copy is False:
+            message = f"{name}: {first.kv_role} pages are not dense in this layout (strides {first.pages.strides})"
+            raise CopyRequiredError(f"{message}: copy=None copies them")
+    num_pages = first.pages.shape[0] if selection.page_ids is None else selection.page_ids.size
+    out = np.empty((num_pages, *first.pages.shape[1:3], first.num_words), first.pages.dtype)
+    for part in parts:
+        into = out[..., part.first_word : part.first_word + part.pages.shape[-1]]
+        read_pages(part.pages, into, page_ids=selection.page_ids)
+    if selection.page_ids is not None and not first.component.startswith("page."):
+        # What lies behind a sequence's end may be another tenant's.
+        for page in np.flatnonzero(selection.filled_slots < out.shape[1]).tolist():
+            out[page, int(selection.filled_slots[page]) :] = np.zeros((), out.dtype)
+    return element_pool(out, first)
+
+
+def _quantization(form: LayerFormat, part: PagePart) -> Quantization | None:
+    scale = form.scale_of(part)
+    return None if scale is None else PerTensor(scale)
+
+
+def _sequences(tables: PageTables, facts: SequenceFacts | None) -> Sequences:
+    known: SequenceFacts = {**(facts or {}), "seq_lens": tables.seq_lens, "page_positions": tables.positions}
+    return Sequences(**known)

@@ -1,0 +1,190 @@
+"""From tensors into an engine's memory: a whole cache anew, or one sequence into pages of a running pool.
+
+Everything is verified before the first byte is written, and nothing beside the named pages is written.
+
+Spec: block-paged layout, Element Lookup; snapshot format section 2, absent pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow.engines.groups import LayerFormat
+from hurray_arrow.engines.layouts import Content, PagePart, new_arrays
+from hurray_arrow.engines.page_copies import Words, read_pages
+from hurray_arrow.engines.page_moves import PageMoves
+from hurray_arrow.engines.stored_layers import Layer, StoredGroup, completed_format, part_words
+from hurray_arrow.errors import LayoutError
+
+
+def new_cache(groups: Sequence[StoredGroup], *, formats: Mapping[str, LayerFormat]) -> dict[str, Any]:
+    """Build each layer's arrays from its tensors.
+
+    Parameters
+    ----------
+    groups
+        The stored layers.
+    formats
+        How each layer is to be laid out.
+
+    Returns
+    -------
+    dict
+        By layer a new array, or a tuple of two; pages keep the tensors' numbers.
+
+    Raises
+    ------
+    LayoutError, UnsupportedError
+        Tensors that the layout has no place for.
+    """
+    completed = {
+        name: completed_format(formats[name], layer) for group in groups for name, layer in group.layers.items()
+    }
+    return {name: _new_layer(completed[name], layer) for group in groups for name, layer in group.layers.items()}
+
+
+def _new_layer(form: LayerFormat, layer: Layer) -> Any:
+    dims, layout = form.dims, form.layout
+    pools = {tensor.num_pages for tensor in layer.values()}
+    if len(pools) > 1:
+        raise LayoutError(f"{form.name}: tensors of {sorted(pools)} pages", expected=1, actual=sorted(pools))
+    element = next(tensor for key, tensor in layer.items() if key[1] != "scales").element_type
+    if layout.packs_both:
+        scales = 8 if layout.content is Content.TOKEN_SCALES else 0
+        widths = [(dims.head_dim or 0) + (dims.value_dim or 0) + scales]
+    else:
+        first, second = dims.head_dim or 0, dims.head_dim_v or 0
+        if layout.content is Content.PAIR and layout.arrays == 1 and first != second:
+            message = (
+                f"{form.name}: layout {layout.name} has keys and values of one width, stored are {first} and {second}"
+            )
+            raise LayoutError(message, expected=first, actual=second)
+        widths = [first, second][: layout.arrays]
+    arrays = new_arrays(
+        layout,
+        num_pages=next(iter(pools)),
+        page_size=dims.page_size,
+        num_heads=dims.num_heads or 1,
+        widths=widths,
+        dtype=element.pool_dtype,
+    )
+    for part in form.parts(arrays, writable=True):
+        read_pages(part_words(layer[part.kv_role, part.component], part), part.pages)
+    return arrays[0] if layout.arrays == 1 else arrays
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Restored:
+    """What was written.
+
+    Parameters
+    ----------
+    num_tokens
+        Positions of the sequence from the first asked for to the last, whose pages the engine now has.
+    page_ids
+        By group, the pages of the engine that were written, int64.
+    num_bytes
+        Bytes written.
+    """
+
+    num_tokens: int
+    page_ids: dict[int, npt.NDArray[np.int64]]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """One layer's part of the pool and the tensor that goes there."""
+
+    layer: str
+    part: PagePart
+    source: Words
+    moves: PageMoves
+
+
+def write_sequence(
+    destination: Mapping[str, Any],
+    groups: Sequence[StoredGroup],
+    *,
+    formats: Mapping[str, LayerFormat],
+    moves: Mapping[int, PageMoves],
+    num_tokens: int,
+) -> Restored:
+    """Write the pages of one sequence into an engine's pool.
+
+    Parameters
+    ----------
+    destination
+        Each layer's writable array, or tuple of arrays.
+    groups
+        The stored layers.
+    formats
+        How each layer is laid out.
+    moves
+        By group, which slots go where.
+    num_tokens
+        What is reported.
+
+    Returns
+    -------
+    Restored
+
+    Raises
+    ------
+    LayoutError
+        Before the first write: an array is not what was said. Later: ``.actual`` gives, by layer, the pages that were
+        written or begun.
+    """
+    targets = []
+    for group in groups:
+        for name, layer in group.layers.items():
+            form = completed_format(formats[name], layer)
+            for part in form.parts(destination[name], writable=True):
+                source = part_words(layer[part.kv_role, part.component], part)
+                move = moves[group.kv_group]
+                move.check_bounds(part.pages.shape[0], where=name)
+                if part.component.startswith("page."):
+                    move.check_whole(where=f"{name}, {part.component}")
+                targets.append(_Target(name, part, source, move))
+    check_disjoint(targets)
+    written: dict[str, list[int]] = {}
+    num_bytes = 0
+    try:
+        for target in targets:
+            written[target.layer] = target.moves.page_ids.tolist()
+            num_bytes += target.moves.write(target.part.pages, target.source)
+    except Exception as exc:
+        message = f"writing stopped ({exc!r}); pages written or begun: {written}"
+        everything = {target.layer: target.moves.page_ids.tolist() for target in targets}
+        raise LayoutError(message, expected=everything, actual=written) from exc
+    return Restored(
+        num_tokens=num_tokens, page_ids={group: move.page_ids for group, move in moves.items()}, num_bytes=num_bytes
+    )
+
+
+def check_disjoint(targets: Iterable[_Target]) -> None:
+    """Refuse a page id in two groups whose layers share memory: a block belongs to one group at a time.
+
+    Raises
+    ------
+    LayoutError
+        With the ids.
+    """
+    seen: list[_Target] = []
+    for target in targets:
+        for other in seen:
+            if target.moves is other.moves or not np.may_share_memory(target.part.pages, other.part.pages):
+                continue
+            both = np.intersect1d(target.moves.block_ids, other.moves.block_ids)
+            if both.size:
+                message = f"layers {other.layer} and {target.layer} of two groups share memory and both get blocks {both.tolist()}"
+                raise LayoutError(message, expected=[], actual=both.tolist())
+        if not any(
+            other.moves is target.moves and np.may_share_memory(other.part.pages, target.part.pages) for other in seen
+        ):
+            seen.append(target)
