@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 import pyarrow as pa
 
 from hurray_arrow.errors import SnapshotError, SnapshotIncompleteError
+from hurray_arrow.spec import MIN_ALIGNMENT_BYTES
 
 #: Small writes gather here; the pages pass by it straight into the kernel.
 _BUFFER_BYTES = 1 << 20
@@ -172,6 +173,8 @@ class FileRange:
     def read(self, offset: int, size: int) -> pa.Buffer:
         """Return exactly ``size`` bytes from ``offset``: a view of the mapping, or new memory where it is not mapped.
 
+        New memory starts as many bytes after a multiple of 64 as the range does in the file.
+
         Raises
         ------
         SnapshotIncompleteError
@@ -181,8 +184,10 @@ class FileRange:
             raise SnapshotIncompleteError(f"bytes [{offset}, {offset + size}) of a file of {self.size}", url=self.url)
         if self._buffer is not None:
             return self._buffer.slice(offset, size)
-        target = pa.allocate_buffer(size)
-        view, done = memoryview(target).cast("B"), 0
+        # In memory as in the file, modulo 64: so pages keep the alignment that the writer gave them.
+        before = offset % MIN_ALIGNMENT_BYTES
+        target = pa.allocate_buffer(before + size)
+        view, done = memoryview(target).cast("B")[before:], 0
         while done < size:
             count = os.preadv(self._descriptor, [view[done:]], offset + done)
             if not count:
@@ -190,7 +195,7 @@ class FileRange:
                     f"the file ends at byte {offset + done}, expected {self.size}", url=self.url
                 )
             done += count
-        return target
+        return target.slice(before)
 
     @property
     def is_mapped(self) -> bool:
