@@ -1,0 +1,129 @@
+"""The tensors that an operation takes: one, or several of one kv_group, which keep the same tables and sequences.
+
+Spec: snapshot format section 2, kv_group and companions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
+from hurray_arrow.tensor import BlockPagedTensor
+
+#: What operations take; a sequence holds tensors of one kv_group.
+Tensors: TypeAlias = BlockPagedTensor | Sequence[BlockPagedTensor]
+Group: TypeAlias = tuple[BlockPagedTensor, ...]
+
+#: Components of this prefix mean something as whole pages only.
+PAGE_COMPONENT = "page."
+_SPEC = "snapshot format 2"
+
+
+def take_group(tensors: Tensors) -> Group:
+    """Take one tensor, or the tensors of one kv_group, and check all of them as they are now.
+
+    Raises
+    ------
+    ValueError
+        There are no tensors.
+    InvariantError
+        ``kv_group_mismatch``: tables, sequences, page_size or group numbers differ. All codes of
+        :meth:`BlockPagedTensor.validate`, for a tensor that was opened permissively or has changed since.
+
+    Spec: snapshot format section 2.
+    """
+    group = (tensors,) if isinstance(tensors, BlockPagedTensor) else tuple(tensors)
+    if not group:
+        raise ValueError("no tensors")
+    for tensor in group:
+        tensor.check()
+    for place, tensor in enumerate(group[1:], 1):
+        check_same_tables(group[0], tensor, where=f"tensors[{place}]")
+        if {group[0].kv_group, tensor.kv_group} not in ({tensor.kv_group}, {None, tensor.kv_group}):
+            message = f"{tensor.kv_group}, expected {group[0].kv_group} as of the first tensor"
+            raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, f"tensors[{place}].kv_group", message, _SPEC))
+    return group
+
+
+def given_back(tensors: Tensors, results: Iterable[BlockPagedTensor]) -> BlockPagedTensor | list[BlockPagedTensor]:
+    """Give one tensor where one was taken, else a list."""
+    listed = list(results)
+    return listed[0] if isinstance(tensors, BlockPagedTensor) else listed
+
+
+def check_same_tables(first: BlockPagedTensor, other: BlockPagedTensor, *, where: str) -> None:
+    """Check that two tensors have the same page_size, tables and facts about sequences, by value.
+
+    Raises
+    ------
+    InvariantError
+        ``kv_group_mismatch``; ``.where`` says what differs.
+    """
+    same = {
+        "page_size": first.page_size == other.page_size,
+        "total_tokens": first.total_tokens == other.total_tokens,
+        "seq_ptr": first.seq_ptr is other.seq_ptr or np.array_equal(first.seq_ptr, other.seq_ptr),
+        "block_table": first.block_table is other.block_table or np.array_equal(first.block_table, other.block_table),
+        # An empty batch has no sequences to know anything of.
+        "sequences": not first.num_seqs
+        or first.sequences is other.sequences
+        or first.sequences.equals(other.sequences),
+    }
+    problems = [
+        Problem(
+            ProblemCode.KV_GROUP_MISMATCH,
+            f"{where}.{name}",
+            f"{_shown(other, name)}, expected {_shown(first, name)}",
+            _SPEC,
+        )
+        for name, equal in same.items()
+        if not equal
+    ]
+    if problems:
+        raise InvariantError(problems)
+
+
+def _shown(tensor: BlockPagedTensor, name: str) -> str:
+    # No token ids, names or tenants: a message goes into logs.
+    value = getattr(tensor, name)
+    return f"{value.size} entries of other values" if isinstance(value, np.ndarray) else str(value)
+
+
+def mismatch(where: str, name: str, found: object, expected: object) -> InvariantError:
+    """Build the refusal of two tensors that have to agree in a field and do not."""
+    message = f"{found}, expected {expected}"
+    return InvariantError(Problem(ProblemCode.TENSOR_MISMATCH, f"{where}.{name}", message, field=name))
+
+
+def check_same_kind(first: BlockPagedTensor, other: BlockPagedTensor, *, names: Iterable[str], where: str) -> None:
+    """Check that two tensors agree in the fields named.
+
+    Raises
+    ------
+    InvariantError
+        ``tensor_mismatch`` for the first that differs, with both values and the field's name.
+    """
+    for name in names:
+        expected, found = getattr(first, name), getattr(other, name)
+        if expected != found:
+            raise mismatch(where, name, found, expected)
+
+
+def refuse_whole_pages(group: Group, *, operation: str) -> None:
+    """Refuse companions of which only whole pages have meaning, for an operation that goes into pages.
+
+    Raises
+    ------
+    UnsupportedError
+        A component is called ``page.<name>``.
+
+    Spec: snapshot format section 2, companions.
+    """
+    for tensor in group:
+        if tensor.component.startswith(PAGE_COMPONENT):
+            raise UnsupportedError(
+                f"{operation}: only whole pages of component {tensor.component!r} have meaning, and this would cut them"
+            )
