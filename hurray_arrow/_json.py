@@ -44,7 +44,9 @@ def loads(text: str | bytes, *, max_bytes: int) -> Any:
     if len(text) > max_bytes:
         raise JsonError(f"{len(text)} bytes of JSON, at most {max_bytes} are allowed")
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        # Bytes are decoded here: json would guess UTF-16 and UTF-32 too.
+        decoded = text if isinstance(text, str) else text.decode()
+        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
         raise JsonError(f"nested deeper than {MAX_DEPTH}") from error
     except ValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ class Row:
     kv_group: int
     page_offset: int
     tables: Tables | None
+    sequences: Sequences | None
     quantization_buffers: tuple[npt.NDArray[np.uint8], ...]
     descriptor: bytes | None
     original_descriptor: bytes | None
@@ -100,6 +101,7 @@ class Row:
     @classmethod
     def _read(cls, reader: _Reader) -> Row:
         pool_column, pool, page_class = reader.pool()
+        sequences = reader.sequences()
         return cls(
             tensor_index=reader.required("tensor_index"),
             layer_index=reader.value("layer_index"),
@@ -108,7 +110,8 @@ class Row:
             component=reader.required("component"),
             kv_group=reader.required("kv_group"),
             page_offset=reader.required("page_offset"),
-            tables=reader.tables(),
+            tables=reader.tables(sequences or Sequences()),
+            sequences=sequences,
             quantization_buffers=reader.binaries("quantization_buffers"),
             descriptor=reader.value("descriptor"),
             original_descriptor=reader.value("original_descriptor"),
@@ -150,12 +153,11 @@ class _Reader:
         row = _as_list(column.slice(self.number, 1))
         return None if row.null_count else list_window(row)[1]
 
-    def tables(self) -> Tables | None:
+    def tables(self, sequences: Sequences) -> Tables | None:
         items = self.items("block_table")
         if items is None:
             return None
         _no_nulls(items, "block_table")
-        sequences = self.items("sequences")
         stored = _storage(items)
         lists = _as_list(stored)
         seq_ptr, page_ids = list_window(lists)
@@ -164,12 +166,20 @@ class _Reader:
             raise refuse(
                 ProblemCode.ARROW_SCHEMA, "block_table", f"page ids are {page_ids.type}, expected uint32 or uint64"
             )
-        facts = Sequences()
-        if sequences is not None:
-            _no_nulls(sequences, "sequences")
-            facts = sequences_from_array(sequences)
         copied = lists is not stored or (len(lists) > 0 and lists.offsets[0].as_py() != 0)
-        return Tables(seq_ptr, primitive_values(page_ids), facts, copied)
+        return Tables(seq_ptr, primitive_values(page_ids), sequences, copied)
+
+    def sequences(self) -> Sequences | None:
+        items = self.items("sequences")
+        if items is None:
+            return None
+        _no_nulls(items, "sequences")
+        tables = self.items("block_table")
+        if tables is not None and len(tables) != len(items):
+            # Facts that are all unknown have no length of their own that anybody would look at later.
+            message = f"{len(items)} sequences, the block table has {len(tables)}"
+            raise refuse(ProblemCode.SEQUENCE_FACTS_SIZE, "sequences", message)
+        return sequences_from_array(items)
 
     def binaries(self, name: str) -> tuple[npt.NDArray[np.uint8], ...]:
         items = self.items(name)
@@ -223,18 +233,22 @@ def tables_of(row: Row, group: Tables | None) -> Tables:
     Raises
     ------
     SnapshotCorruptError
-        ``group_table_missing``: neither has any; ``column_mismatch``: both have, and they differ.
+        ``group_table_missing``: neither has any; ``column_mismatch``: both have tables or sequences, and they differ.
     """
-    where = f"tensor {row.tensor_index}.block_table"
-    if row.tables is None:
-        if group is None:
-            raise refuse(ProblemCode.GROUP_TABLE_MISSING, where, f"null in the first tensor of kv_group {row.kv_group}")
-        return group
-    if group is not None and not (
-        np.array_equal(row.tables.seq_ptr, group.seq_ptr) and np.array_equal(row.tables.block_table, group.block_table)
+    where, own = f"tensor {row.tensor_index}", row.tables
+    if group is None:
+        if own is None:
+            message = f"null in the first tensor of kv_group {row.kv_group}"
+            raise refuse(ProblemCode.GROUP_TABLE_MISSING, f"{where}.block_table", message)
+        return own
+    message = f"differs from the first tensor's of kv_group {row.kv_group}"
+    if own is not None and not (
+        np.array_equal(own.seq_ptr, group.seq_ptr) and np.array_equal(own.block_table, group.block_table)
     ):
-        raise refuse(ProblemCode.COLUMN_MISMATCH, where, f"differs from the first tensor's of kv_group {row.kv_group}")
-    return row.tables
+        raise refuse(ProblemCode.COLUMN_MISMATCH, f"{where}.block_table", message)
+    if row.sequences is not None and not row.sequences.equals(group.sequences):
+        raise refuse(ProblemCode.COLUMN_MISMATCH, f"{where}.sequences", message)
+    return group
 
 
 def tensor_from_rows(

@@ -380,9 +380,9 @@ class Snapshot:
         return tensor, np.concatenate(stored) if stored else None
 
     def _tables_of(self, row: Row) -> Tables:
-        """Return a tensor's tables: its own where it has some, which have to be the group's."""
+        """Return a tensor's tables: its own tables and sequences, where it has some, have to be the group's."""
         group = self._group_tables(row.kv_group, row)
-        return tables_of(row, group) if row.tables is not None else group
+        return tables_of(row, group)
 
     def _group_tables(self, kv_group: int, row: Row | None = None) -> Tables:
         """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
