@@ -124,11 +124,18 @@ class ShareIndexedRows(IndexedRows):
         batch, stored = self._batch(place)
         row = Row.read(batch, 0)
         check_place(row, place, ("layer_index", "layer_name"))
-        found = (row.pool.ctypes.data - stored.address + place.offset, row.pool.nbytes)
+        pool, checksums = row.pool, row.page_checksums
+        found = (pool.ctypes.data - stored.address + place.offset, pool.nbytes)
         stated = (place.pages_offset, place.pages_bytes)
-        if found != stated and (row.pool.nbytes or place.pages_bytes):
-            where = f"tensor {place.tensor_index}.page_pool"
-            raise refuse(ProblemCode.ROW_PLACE, where, f"pages at {found}, the index says {stated}")
+        where = f"tensor {place.tensor_index}"
+        if found != stated and (pool.nbytes or place.pages_bytes):
+            raise refuse(ProblemCode.ROW_PLACE, f"{where}.page_pool", f"pages at {found}, the index says {stated}")
+        # Who reads single pages over a network trusts this place without ever seeing the row's own columns.
+        if checksums is not None and checksums.size:
+            at = checksums.ctypes.data - stored.address + place.offset
+            if at != place.checksums_offset:
+                message = f"at {at}, the index says {place.checksums_offset}"
+                raise refuse(ProblemCode.ROW_PLACE, f"{where}.page_checksums", message)
         return row
 
     def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:
