@@ -31,7 +31,7 @@ from hurray_arrow.ops.parameters import (
     read_parameters,
     same_buffers,
 )
-from hurray_arrow.ops.results import rebuilt, tables_of
+from hurray_arrow.ops.results import Tables, rebuilt, tables_of
 from hurray_arrow.schemes import PerChannel
 from hurray_arrow.spec import KvRole
 from hurray_arrow.tensor import BlockPagedTensor
@@ -83,7 +83,8 @@ def fuse(
     pairs = list(zip(key_group, value_group, strict=True))
     for key, value in pairs:
         _check_pair(key, value)
-    return given_back(keys, [_fused(key, value) for key, value in pairs])
+    tables = tables_of(key_group[0])
+    return given_back(keys, [_fused(key, value, tables) for key, value in pairs])
 
 
 @overload
@@ -130,8 +131,9 @@ def unfuse(
         check_movable(tensor, operation="unfuse")
         if not 0 <= dim <= tensor.head_dim:
             raise mismatch(f"fused[{place}]", "head_dim", tensor.head_dim, f"0 <= key_dim {dim} <= head_dim")
-    keys = [_dims_of(tensor, (0, dim), KvRole.KEY) for tensor in group]
-    values = [_dims_of(tensor, (dim, tensor.head_dim), KvRole.VALUE) for tensor in group]
+    tables = tables_of(group[0])
+    keys = [_dims_of(tensor, (0, dim), KvRole.KEY, tables) for tensor in group]
+    values = [_dims_of(tensor, (dim, tensor.head_dim), KvRole.VALUE, tables) for tensor in group]
     if isinstance(fused, BlockPagedTensor):
         return keys[0], values[0]
     return keys, values
@@ -159,7 +161,7 @@ def _per_dim(tensor: BlockPagedTensor) -> bool:
     return isinstance(tensor.quantization, PerChannel) and tensor.quantization.axis == _DIMS_AXIS
 
 
-def _fused(key: BlockPagedTensor, value: BlockPagedTensor) -> BlockPagedTensor:
+def _fused(key: BlockPagedTensor, value: BlockPagedTensor, tables: Tables) -> BlockPagedTensor:
     pools = [as_bytes(tensor.page_pool) for tensor in (key, value)]
     rows = key.num_pages * key.page_size * key.num_heads
     parameters: tuple[Bytes, ...] = key.quantization_buffers
@@ -168,7 +170,7 @@ def _fused(key: BlockPagedTensor, value: BlockPagedTensor) -> BlockPagedTensor:
         parameters = lay_parameters(key, tuple(np.concatenate(column) for column in columns))
     return rebuilt(
         key,
-        tables_of(key),
+        tables,
         page_pool=join_columns(pools, key.element_type, rows=rows, widths=[key.head_dim, value.head_dim]),
         parameters=parameters,
         page_shape=(key.page_size, key.num_heads, key.head_dim + value.head_dim),
@@ -176,7 +178,7 @@ def _fused(key: BlockPagedTensor, value: BlockPagedTensor) -> BlockPagedTensor:
     )
 
 
-def _dims_of(tensor: BlockPagedTensor, dims: tuple[int, int], role: KvRole) -> BlockPagedTensor:
+def _dims_of(tensor: BlockPagedTensor, dims: tuple[int, int], role: KvRole, tables: Tables) -> BlockPagedTensor:
     parameters = tensor.quantization_buffers
     if _per_dim(tensor):
         parameters = lay_parameters(tensor, tuple(values[slice(*dims)] for values in read_parameters(tensor)))
@@ -188,4 +190,4 @@ def _dims_of(tensor: BlockPagedTensor, dims: tuple[int, int], role: KvRole) -> B
         columns=dims,
     )
     shape = (tensor.page_size, tensor.num_heads, dims[1] - dims[0])
-    return rebuilt(tensor, tables_of(tensor), page_pool=pool, parameters=parameters, page_shape=shape, kv_role=role)
+    return rebuilt(tensor, tables, page_pool=pool, parameters=parameters, page_shape=shape, kv_role=role)

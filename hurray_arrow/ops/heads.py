@@ -26,7 +26,7 @@ from hurray_arrow.ops.parameters import (
     same_buffers,
 )
 from hurray_arrow.ops.ranges import HalfOpen, half_open
-from hurray_arrow.ops.results import rebuilt, tables_of
+from hurray_arrow.ops.results import Tables, rebuilt, tables_of
 from hurray_arrow.schemes import PerChannel
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -78,11 +78,12 @@ def split_heads(
     Spec: snapshot format section 3, topology (head_range, head_replica).
     """
     group = take_group(tensors)
+    tables = tables_of(group[0])
     split: list[list[BlockPagedTensor]] = []
     for place, tensor in enumerate(group):
         check_movable(tensor, operation="split_heads")
         ranges = _ranges(parts, tensor.num_heads if _follows_heads(tensor, group) else None, where=f"tensors[{place}]")
-        split.append([_heads_of(tensor, each) for each in ranges])
+        split.append([_heads_of(tensor, each, tables) for each in ranges])
     by_part: list[Any] = [given_back(tensors, members) for members in zip(*split, strict=True)]
     return by_part
 
@@ -146,18 +147,19 @@ def merge_heads(
         ranges = [half_open(each, where=f"head_ranges[{k}]") for k, each in enumerate(head_ranges)]
         if len(ranges) != len(groups):
             raise ValueError(f"head_ranges: {len(ranges)} ranges, expected one per part ({len(groups)})")
+    tables = tables_of(groups[0][0])
     merged = []
     for place, tensor in enumerate(groups[0]):
         check_movable(tensor, operation="merge_heads")
         ranks = [group[place] for group in groups]
         if _follows_heads(tensor, groups[0]):
             ranks = _in_order(ranks, ranges)
-            merged.append(_side_by_side(ranks))
+            merged.append(_side_by_side(ranks, tables))
         else:
             for number, rank in enumerate(ranks[1:], 1):
                 check_same_kind(tensor, rank, names=["num_heads"], where=f"parts[{number}]")
                 _check_replica(tensor, rank, where=f"parts[{number}]")
-            merged.append(rebuilt(tensor, tables_of(tensor)))
+            merged.append(rebuilt(tensor, tables))
     return given_back(listed[0], merged)
 
 
@@ -211,9 +213,9 @@ def _ranges(parts: SupportsIndex | Sequence[HalfOpen], num_heads: int | None, *,
     return [*closed]
 
 
-def _heads_of(tensor: BlockPagedTensor, heads: Range | None) -> BlockPagedTensor:
+def _heads_of(tensor: BlockPagedTensor, heads: Range | None, tables: Tables) -> BlockPagedTensor:
     if heads is None or heads == (0, tensor.num_heads):
-        return rebuilt(tensor, tables_of(tensor))
+        return rebuilt(tensor, tables)
     start, stop = heads
     dim = tensor.head_dim
     pool = cut_columns(
@@ -227,7 +229,7 @@ def _heads_of(tensor: BlockPagedTensor, heads: Range | None) -> BlockPagedTensor
     if isinstance(tensor.quantization, PerChannel) and tensor.quantization.axis == _HEADS_AXIS:
         parameters = lay_parameters(tensor, tuple(values[start:stop] for values in read_parameters(tensor)))
     shape = (tensor.page_size, stop - start, dim)
-    return rebuilt(tensor, tables_of(tensor), page_pool=pool, parameters=parameters, page_shape=shape)
+    return rebuilt(tensor, tables, page_pool=pool, parameters=parameters, page_shape=shape)
 
 
 # -- merging -----------------------------------------------------------------------------------------------------------
@@ -266,7 +268,7 @@ def _in_order(ranks: list[BlockPagedTensor], ranges: list[tuple[int, int | None]
     return [first[heads] for heads in sorted(first)]
 
 
-def _side_by_side(ranks: list[BlockPagedTensor]) -> BlockPagedTensor:
+def _side_by_side(ranks: list[BlockPagedTensor], tables: Tables) -> BlockPagedTensor:
     first = ranks[0]
     widths = [rank.num_heads * rank.head_dim for rank in ranks]
     pools = [as_bytes(rank.page_pool) for rank in ranks]
@@ -277,7 +279,7 @@ def _side_by_side(ranks: list[BlockPagedTensor]) -> BlockPagedTensor:
         parameters = lay_parameters(first, tuple(np.concatenate(column) for column in columns))
     return rebuilt(
         first,
-        tables_of(first),
+        tables,
         page_pool=join_columns(pools, first.element_type, rows=rows, widths=widths),
         parameters=parameters,
         page_shape=(first.page_size, sum(rank.num_heads for rank in ranks), first.head_dim),
@@ -290,7 +292,7 @@ def _check_replica(first: BlockPagedTensor, other: BlockPagedTensor, *, where: s
     fills = entry_fills(first.seq_ptr, ends_of(first), page_size=first.page_size)
     fill = page_fills(table, fills, num_pages=page_ids.size)
     mine, theirs = [PageBytes(first)], [PageBytes(other)]
-    same = isinstance(first.quantization, PerChannel) is False or same_buffers(first, other)
+    same = not isinstance(first.quantization, PerChannel) or same_buffers(first, other)
     for page, slots in zip(page_ids.tolist(), fill.tolist(), strict=True):
         if not same or not pages_equal(mine, page, theirs, page, slots):
             message = f"page {page} or its parameters hold other bytes than the first replica of these heads"
