@@ -86,7 +86,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def tensor_facts(tensors: Iterable[BlockPagedTensor], metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def tensor_facts(
+    tensors: Iterable[BlockPagedTensor],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    sequences: Iterable[int] | None = None,
+) -> dict[str, Any]:
     """Give what tensors say of themselves, for :func:`check_expected`.
 
     Parameters
@@ -95,6 +100,8 @@ def tensor_facts(tensors: Iterable[BlockPagedTensor], metadata: Mapping[str, Any
         The tensors; companions count for ``adapter`` and ``tenant`` only.
     metadata
         Its ``adapter`` and ``tenant`` stand for sequences that name none.
+    sequences
+        The sequences whose ``adapter`` and ``tenant`` count; ``None`` for all.
 
     Returns
     -------
@@ -107,25 +114,32 @@ def tensor_facts(tensors: Iterable[BlockPagedTensor], metadata: Mapping[str, Any
     """
     tensors = list(tensors)
     values = [tensor.descriptor for tensor in tensors if tensor.component == "values"]
-    found: dict[str, list[Any]] = {
-        "element_type": [descriptor.element_type.name for descriptor in values],
-        "page_shape": [list(descriptor.page_shape) for descriptor in values],
-        "page_size": [descriptor.page_size for descriptor in values],
-        "num_heads": [descriptor.num_heads for descriptor in values],
-        "head_dim": [descriptor.head_dim for descriptor in values],
+    found: dict[str, Iterable[Any]] = {
+        "element_type": (descriptor.element_type.name for descriptor in values),
+        "page_shape": (descriptor.page_shape for descriptor in values),
+        "page_size": (descriptor.page_size for descriptor in values),
+        "num_heads": (descriptor.num_heads for descriptor in values),
+        "head_dim": (descriptor.head_dim for descriptor in values),
     }
+    # Tensors of a group mostly share one object.
+    known = {id(tensor.sequences): (tensor.sequences, tensor.num_seqs) for tensor in tensors}
+    which = None if sequences is None else list(sequences)
     for name in ("adapter", "tenant"):
         general = (metadata or {}).get(name)
-        named = [getattr(tensor.sequences, name) or (None,) * tensor.num_seqs for tensor in tensors]
-        found[name] = [general if own is None else own for entries in named for own in entries]
-    facts: dict[str, Any] = {}
-    for name, stated in found.items():
-        distinct = [value for place, value in enumerate(stated) if value not in stated[:place]]
+        found[name] = [
+            general if entries is None or entries[s] is None else entries[s]
+            for facts, num_seqs in known.values()
+            for entries in [getattr(facts, name)]
+            for s in (range(num_seqs) if which is None else which)
+        ]
+    stated: dict[str, Any] = {}
+    for name, entries in found.items():
+        distinct = [list(entry) if isinstance(entry, tuple) else entry for entry in dict.fromkeys(entries)]
         if len(distinct) > 1:
-            facts[name] = distinct
+            stated[name] = distinct
         elif distinct and distinct[0] is not None:
-            facts[name] = distinct[0]
-    return facts
+            stated[name] = distinct[0]
+    return stated
 
 
 # -- a model's configuration -------------------------------------------------------------------------------------------

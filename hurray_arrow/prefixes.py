@@ -23,7 +23,7 @@ class PrefixMatch(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredGroup:
+class PrefixGroup:
     """What one kv_group stores of its sequences, for :func:`match_groups`.
 
     Parameters
@@ -86,12 +86,12 @@ def match_prefix(
 
     Spec: snapshot format, section 2.
     """
-    group = StoredGroup(sequences, page_size)
+    group = PrefixGroup(sequences, page_size)
     return match_groups([group], token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
 
 
 def match_groups(
-    groups: Sequence[StoredGroup],
+    groups: Sequence[PrefixGroup],
     token_ids: Integers,
     *,
     adapter: str | None = None,
@@ -167,7 +167,7 @@ def _media_rule(stored: Sequence[MediaSpan], given: Sequence[MediaSpan]) -> Rule
     return rule
 
 
-def _storage_rule(group: StoredGroup, s: int) -> Rule:
+def _storage_rule(group: PrefixGroup, s: int) -> Rule:
     runs, window = _stored_runs(group, s), group.window_tokens
 
     def rule(num_tokens: int) -> int:
@@ -182,7 +182,7 @@ def _storage_rule(group: StoredGroup, s: int) -> Rule:
     return rule
 
 
-def _stored_runs(group: StoredGroup, s: int) -> list[tuple[int, int]]:
+def _stored_runs(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
     """Give the half-open ranges of positions whose keys and values are stored."""
     sequences, page_size = group.sequences, group.page_size
     tokens = sequences.length(s) or 0
@@ -201,13 +201,13 @@ def _stored_runs(group: StoredGroup, s: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _belongs(group: StoredGroup, s: int, *, adapter: str | None, tenant: str | None) -> bool:
+def _belongs(group: PrefixGroup, s: int, *, adapter: str | None, tenant: str | None) -> bool:
     named = [None if entries is None else entries[s] for entries in (group.sequences.adapter, group.sequences.tenant)]
     general = (group.adapter, group.tenant)
     return [other if own is None else own for own, other in zip(named, general, strict=True)] == [adapter, tenant]
 
 
-def _first_known(groups: Sequence[StoredGroup], name: str, s: int) -> Any:
+def _first_known(groups: Sequence[PrefixGroup], name: str, s: int) -> Any:
     facts = [getattr(group.sequences, name) for group in groups]
     return next((entries[s] for entries in facts if entries is not None and entries[s] is not None), None)
 

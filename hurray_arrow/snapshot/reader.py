@@ -18,7 +18,7 @@ from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, ten
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.identity import check_expected
-from hurray_arrow.prefixes import PrefixMatch, StoredGroup, match_groups
+from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
@@ -298,7 +298,7 @@ class Snapshot:
         """
         first = {entry.kv_group: entry for entry in reversed(self.entries)}
         groups = [
-            StoredGroup(
+            PrefixGroup(
                 self._group_tables(kv_group).sequences,
                 page_size=entry.page_shape[0],
                 window_tokens=window_tokens(self.metadata, kv_group),

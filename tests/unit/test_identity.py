@@ -10,7 +10,7 @@ import pytest
 
 import hurray_arrow as ha
 from hurray_arrow.identity import check_expected, config_digest, match_prefix, model_metadata, rope_of, tensor_facts
-from hurray_arrow.prefixes import StoredGroup, match_groups
+from hurray_arrow.prefixes import PrefixGroup, match_groups
 
 METADATA = {
     "model": {
@@ -118,6 +118,8 @@ def test_one_foreign_sequence_is_enough_to_refuse():
     with pytest.raises(ha.SnapshotMismatchError):
         check_expected({}, {"adapter": "a"}, facts=facts)
     assert tensor_facts(mixed)["tenant"] == ["t", None]
+    assert tensor_facts(mixed, sequences=[1])["adapter"] == "b"
+    assert "tenant" not in tensor_facts(mixed, sequences=[1])
 
 
 # -- configs -------------------------------------------------------------------------------------------------------
@@ -321,11 +323,11 @@ def test_a_match_never_ends_inside_media():
 
 
 def test_every_group_has_to_hold_what_its_layers_look_at():
-    full = StoredGroup(stored(TOKENS), 3)
+    full = PrefixGroup(stored(TOKENS), 3)
     window = ha.Sequences(seq_lens=[6], page_positions=[[5, 8]])
-    assert match_groups([full, StoredGroup(window, 3)], TOKENS).num_tokens == 0
+    assert match_groups([full, PrefixGroup(window, 3)], TOKENS).num_tokens == 0
     # The next token looks at itself and 4 before it: positions 5 … 8 are stored, so 9 tokens and more are usable.
-    with_window = [full, StoredGroup(window, 3, window_tokens=5)]
+    with_window = [full, PrefixGroup(window, 3, window_tokens=5)]
     assert match_groups(with_window, TOKENS) == (0, 11, None)
     assert match_groups(with_window, TOKENS[:9]) == (0, 9, None)
     assert match_groups(with_window, TOKENS[:8]) == (None, 0, None)
