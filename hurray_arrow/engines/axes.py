@@ -65,12 +65,14 @@ class NamedAxes:
         LayoutError
             With the expected and the actual size, order or stride.
         """
-        axes = next((axes for axes in shapes if len(axes) == words.ndim), None)
-        if axes is None:
+        fitting = [axes for axes in shapes if len(axes) == words.ndim]
+        # Of shapes with equally many axes those fit first whose axes of size 1 are of size 1.
+        fitting.sort(key=lambda axes: any(n != 1 for n, axis in zip(words.shape, axes, strict=True) if axis == "1"))
+        if not fitting:
             known = " or ".join(f"[{', '.join(axes)}]" for axes in shapes)
             message = f"{where}: shape {words.shape} has {words.ndim} axes, expected {known}"
             raise LayoutError(message, expected=[len(axes) for axes in shapes], actual=words.ndim)
-        page_size = sizes["N"] or 1
+        axes, page_size = fitting[0], sizes["N"] or 1
         for place, axis in enumerate(axes):
             found, expected = words.shape[place], sizes.get(axis)
             if axis == "S" and found % page_size:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from hurray_arrow.engines.groups import CacheGroup, LayerFormat
+from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerFormat
 from hurray_arrow.engines.layouts import PagePart
 from hurray_arrow.engines.page_copies import Int64Array, Words, read_pages
 from hurray_arrow.engines.tables import PageTables
 from hurray_arrow.errors import CopyRequiredError, LayoutError
 from hurray_arrow.quantization import Quantization
 from hurray_arrow.schemes import PerTensor
-from hurray_arrow.sequences import SequenceFacts, Sequences
+from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
 
 PAGES = ("referenced", "all")
@@ -33,7 +33,7 @@ def capture_cache(
     pages: str = "referenced",
     copy: bool | None = None,
     layer_indices: Mapping[str, int] | None = None,
-    facts: SequenceFacts | None = None,
+    facts: CacheFacts | None = None,
 ) -> list[BlockPagedTensor]:
     """Give the tensors of a cache, in the order of its layers.
 
@@ -187,6 +187,5 @@ def _quantization(form: LayerFormat, part: PagePart) -> Quantization | None:
     return None if scale is None else PerTensor(scale)
 
 
-def _sequences(tables: PageTables, facts: SequenceFacts | None) -> Sequences:
-    known: SequenceFacts = {**(facts or {}), "seq_lens": tables.seq_lens, "page_positions": tables.positions}
-    return Sequences(**known)
+def _sequences(tables: PageTables, facts: CacheFacts | None) -> Sequences:
+    return Sequences(seq_lens=tables.seq_lens, page_positions=tables.positions, **(facts or {}))

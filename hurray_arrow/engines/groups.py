@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -17,9 +17,21 @@ from hurray_arrow.engines.arrays import Words, as_words
 from hurray_arrow.engines.layouts import Content, Layout, PageDims, PagePart, layout_of, page_parts
 from hurray_arrow.engines.tables import PageTables
 from hurray_arrow.errors import LayoutError
+from hurray_arrow.sequences import Integers, MediaSpan
 
 #: One value for all layers, or one per layer by its name.
 PerLayer: TypeAlias = Any
+
+
+class CacheFacts(TypedDict, total=False):
+    """What is known of the sequences beside their lengths; see :class:`hurray_arrow.sequences.Sequences`."""
+
+    ids: Iterable[str | None] | None
+    token_ids: Iterable[Integers | None] | None
+    adapter: Iterable[str | None] | None
+    tenant: Iterable[str | None] | None
+    media: Iterable[Iterable[MediaSpan] | None] | None
+
 
 #: Kinds of layers whose pages hold the tokens of a sequence.
 PAGED_KINDS = ("full", "sliding_window", "chunked")

@@ -94,7 +94,7 @@ class PageMoves:
         for page, slot, stored_page, stored_slot, count in self.pieces:
             pages[page, slot : slot + count] = source[stored_page, stored_slot : stored_slot + count]
             slots += count
-        return int(slots) * slot_bytes
+        return int(slots * slot_bytes)
 
 
 def plan_moves(

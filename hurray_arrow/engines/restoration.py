@@ -168,7 +168,7 @@ def write_sequence(
 
 
 def check_disjoint(targets: Iterable[_Target]) -> None:
-    """Refuse a page id in two groups whose layers share memory: a block belongs to one group at a time.
+    """Refuse a block of two groups whose layers share memory: a block belongs to one group at a time.
 
     Raises
     ------
@@ -180,11 +180,10 @@ def check_disjoint(targets: Iterable[_Target]) -> None:
         for other in seen:
             if target.moves is other.moves or not np.may_share_memory(target.part.pages, other.part.pages):
                 continue
-            both = np.intersect1d(target.moves.block_ids, other.moves.block_ids)
-            if both.size:
-                message = f"layers {other.layer} and {target.layer} of two groups share memory and both get blocks {both.tolist()}"
-                raise LayoutError(message, expected=[], actual=both.tolist())
-        if not any(
-            other.moves is target.moves and np.may_share_memory(other.part.pages, target.part.pages) for other in seen
-        ):
-            seen.append(target)
+            both = np.intersect1d(target.moves.block_ids, other.moves.block_ids).tolist()
+            if both:
+                message = (
+                    f"layers {other.layer} and {target.layer} of two groups share memory and both get blocks {both}"
+                )
+                raise LayoutError(message, expected=[], actual=both)
+        seen.append(target)

@@ -5,7 +5,7 @@ Spec: snapshot format section 2, tensor key and companions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,7 +98,7 @@ def _same_tables(one: BlockPagedTensor, other: BlockPagedTensor) -> bool:
     )
 
 
-def completed_format(form: LayerFormat, layer: Layer) -> LayerFormat:
+def completed_format(form: LayerFormat, layer: Layer, *, engine_scales: bool = True) -> LayerFormat:
     """Fill in what the stored tensors say of a layer, and check what the caller says against them.
 
     Parameters
@@ -107,6 +107,9 @@ def completed_format(form: LayerFormat, layer: Layer) -> LayerFormat:
         What the caller says; sizes and types that are not said are taken from the tensors.
     layer
         The layer's tensors.
+    engine_scales
+        An engine with scales of its own is going to read the values: those in ``form`` have to be the stored ones.
+        Otherwise the stored ones are taken where ``form`` has none.
 
     Returns
     -------
@@ -136,9 +139,11 @@ def completed_format(form: LayerFormat, layer: Layer) -> LayerFormat:
         if said is not None and found is not None and said != found:
             message = f"{name}: {what} {said}, stored are {found}"
             raise LayoutError(message, expected=said, actual=found)
-    completed = replace(form, element_type=element, dims=stored)
-    _check_scales(completed, layer)
-    return completed
+    scales = _stored_scales(form, layer)
+    if scales != form.scales and (engine_scales or form.scales):
+        message = f"{name}: scales {form.scales or None}, stored are {scales or None}"
+        raise LayoutError(message, expected=form.scales, actual=scales)
+    return replace(form, element_type=element, dims=stored, scales=scales)
 
 
 def needed_tensors(layout: Layout) -> set[tuple[str, str]]:
@@ -197,22 +202,18 @@ def _stored_dims(layout: Layout, layer: Layer, said: PageDims) -> PageDims:
     return replace(dims, head_dim=said.head_dim, head_dim_v=tensor.head_dim - said.head_dim)
 
 
-def _check_scales(form: LayerFormat, layer: Layer) -> None:
-    roles: Sequence[str] = ("fused",) if form.layout.content is Content.LATENT else ("key", "value")
-    if form.layout.is_opaque or form.layout.content is Content.TOKEN_SCALES:
-        roles = ()
-    stored: list[float] = []
-    for role in roles:
-        quantization = layer[role, _VALUES].quantization
-        if isinstance(quantization, PerTensor) and quantization.zero_point == 0:
-            stored.append(quantization.scale)
-        elif quantization is not None:
-            message = f"{form.name}: {quantization.scheme} parameters have no place in layout {form.layout.name}"
+def _stored_scales(form: LayerFormat, layer: Layer) -> tuple[float, ...]:
+    """Give the scalar scales of the stored values; every other scheme has no place in an engine's pages."""
+    scales = []
+    for (role, component), tensor in sorted(layer.items()):
+        quantization = tensor.quantization
+        if quantization is None:
+            continue
+        has_place = component == _VALUES and form.layout.content is not Content.TOKEN_SCALES
+        if not (has_place and isinstance(quantization, PerTensor) and quantization.zero_point == 0):
+            message = (
+                f"{form.name}: {quantization.scheme} of {role} {component} has no place in layout {form.layout.name}"
+            )
             raise UnsupportedError(message)
-    others: Mapping[tuple[str, str], BlockPagedTensor] = layer
-    quantized = [key for key, tensor in others.items() if tensor.quantization and key[0] not in roles]
-    if quantized:
-        raise UnsupportedError(f"{form.name}: quantization parameters of {quantized} have no place in the layout")
-    if tuple(stored) != form.scales:
-        message = f"{form.name}: the engine's scales are {form.scales or None}, stored are {tuple(stored) or None}"
-        raise LayoutError(message, expected=form.scales, actual=tuple(stored))
+        scales.append(quantization.scale)
+    return tuple(scales)
