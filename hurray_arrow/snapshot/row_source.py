@@ -167,3 +167,6 @@ def check_place(row: Row, place: IndexRow, also: tuple[str, ...] = ()) -> None:
         if found != expected:
             message = f"the row says {found!r:.60}, the index {expected!r:.60}"
             raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {place.tensor_index}.{name}", message)
+    if row.page_class is not None and row.page_class.encoding != place.encoding:
+        message = f"the column says {row.page_class.encoding!r}, the index {place.encoding!r:.60}"
+        raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {place.tensor_index}.encoding", message)
