@@ -198,9 +198,7 @@ class _Reader:
     def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None]:
         """Return the filled pool column, its bytes, and what its extension type says of the pages."""
         filled = [
-            name
-            for name, column in self.columns.items()
-            if _POOL_COLUMN.fullmatch(name) and column[self.number].is_valid
+            name for name, column in self.columns.items() if is_pool_column(name) and column[self.number].is_valid
         ]
         if len(filled) > 1:
             raise refuse(ProblemCode.COLUMN_MISMATCH, filled[1], f"filled beside {filled[0]}; a tensor has one pool")
@@ -225,6 +223,11 @@ class _Reader:
             self.destination[:] = pool
             pool = self.destination
         return name, pool, page_class
+
+
+def is_pool_column(name: str) -> bool:
+    """Say whether a column holds pages."""
+    return _POOL_COLUMN.fullmatch(name) is not None
 
 
 def tables_of(row: Row, group: Tables | None) -> Tables:

@@ -29,6 +29,11 @@ MAX_INDEX_BYTES = 256 << 20
 _HASH = re.compile("[0-9a-f]{16}")
 SPEC = "snapshot format 4"
 
+#: What an index is of.
+FILE, STREAM = "file", "stream"
+#: What a row of a stream does not have.
+_PLACE = ("offset", "metadata_bytes", "body_bytes")
+
 #: A tensor's key, unique in a snapshot.
 TensorKey = tuple[int, int | None, str | None, str, str]
 
@@ -37,7 +42,9 @@ class IndexRow(NamedTuple):
     """One row of the snapshot: what it holds and, in a file, where. Sizes and offsets are bytes from the file's start.
 
     The share profile adds the place of the pages and the hashes of what lies before and after them; the archive profile
-    the hash of all of the row's bytes as stored, and ``num_pages`` counts the pages of this row.
+    the hash of all of the row's bytes as stored, and ``num_pages`` counts the pages of this row. In a stream there are
+    no places (``offset`` and sizes are 0 here, and left out of the JSON), and ``small_xxh3`` covers what is not pages,
+    see :mod:`hurray_arrow.arrow.small_columns`.
     """
 
     tensor_index: int
@@ -53,15 +60,16 @@ class IndexRow(NamedTuple):
     page_shape: tuple[int, int, int]
     encoding: str
     index_type: str
-    offset: int
-    metadata_bytes: int
-    body_bytes: int
+    offset: int = 0
+    metadata_bytes: int = 0
+    body_bytes: int = 0
     pages_offset: int | None = None
     pages_bytes: int | None = None
     checksums_offset: int | None = None
     head_xxh3: str | None = None
     tail_xxh3: str | None = None
     row_xxh3: str | None = None
+    small_xxh3: str | None = None
 
     @property
     def key(self) -> TensorKey:
@@ -73,12 +81,12 @@ class IndexRow(NamedTuple):
         """The row's place in the file."""
         return Block(self.offset, self.metadata_bytes, self.body_bytes)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the row as JSON values; what a profile does not have is left out."""
+    def as_json(self, kind: str) -> dict[str, Any]:
+        """Return the row as JSON values; what a profile or a stream does not have is left out."""
         return {
             name: value
             for name, value in self._asdict().items()
-            if value is not None or name not in self._field_defaults
+            if (value is not None or name not in self._field_defaults) and not (kind == STREAM and name in _PLACE)
         }
 
 
@@ -107,17 +115,20 @@ def _shape(value: Any, what: str) -> tuple[int, int, int]:
 
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type", "layer_name"), _string),
-    **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3"), _hash),
+    **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3", "small_xxh3"), _hash),
     "page_shape": _shape,
 }
-_NULLABLE = {"layer_index", "layer_name", *IndexRow._field_defaults}
+_NULLABLE = {"layer_index", "layer_name", *IndexRow._field_defaults} - {*_PLACE}
 
 
-def _rows_from_json(rows: list[Any]) -> tuple[IndexRow, ...]:
+def _rows_from_json(rows: list[Any], kind: str) -> tuple[IndexRow, ...]:
     """Read the rows, field by field over all of them: an index may have a hundred thousand."""
     if not all(type(row) is dict for row in rows):
         raise _json.JsonError("rows are not all objects")
-    return tuple(map(IndexRow._make, zip(*(_column(rows, name) for name in IndexRow._fields), strict=True)))
+    columns = (
+        [0] * len(rows) if kind == STREAM and name in _PLACE else _column(rows, name) for name in IndexRow._fields
+    )
+    return tuple(map(IndexRow._make, zip(*columns, strict=True)))
 
 
 def _column(rows: list[dict[str, Any]], name: str) -> list[Any]:
@@ -151,7 +162,7 @@ class Index:
 
     rows: tuple[IndexRow, ...]
     schema_xxh3: str
-    kind: str = "file"
+    kind: str = FILE
 
     @property
     def num_tensors(self) -> int:
@@ -167,7 +178,7 @@ class Index:
                 "num_rows": len(self.rows),
                 "num_tensors": self.num_tensors,
                 "schema_xxh3": self.schema_xxh3,
-                "rows": [row.as_json() for row in self.rows],
+                "rows": [row.as_json(self.kind) for row in self.rows],
             }
         )
         key, value = INDEX_KEY, text
@@ -204,7 +215,7 @@ class Index:
             index = cls._from_json(_json.loads(text, max_bytes=MAX_INDEX_BYTES))
         except _json.JsonError as error:
             raise SnapshotCorruptError(Problem(ProblemCode.INDEX_INVALID, key, str(error), SPEC), url=url) from error
-        problems = index_problems(index.rows)
+        problems = index_problems(index.rows, kind=index.kind)
         if problems:
             raise SnapshotCorruptError(problems, url=url)
         return index
@@ -215,9 +226,9 @@ class Index:
             found = value.get("version") if isinstance(value, dict) else value
             raise _json.JsonError(f"version {found!r:.40}, expected {INDEX_VERSION}")
         rows, kind, schema_hash = value.get("rows"), value.get("kind"), value.get("schema_xxh3")
-        if not isinstance(rows, list) or kind not in ("file", "stream"):
+        if not isinstance(rows, list) or kind not in (FILE, STREAM):
             raise _json.JsonError(f"kind {kind!r:.40} with rows of {type(rows).__name__}")
-        index = cls(_rows_from_json(rows), _hash(schema_hash, "schema_xxh3"), kind)
+        index = cls(_rows_from_json(rows, kind), _hash(schema_hash, "schema_xxh3"), kind)
         for name, counted in (("num_rows", len(rows)), ("num_tensors", index.num_tensors)):
             if value.get(name) != counted:
                 raise _json.JsonError(f"{name} is {value.get(name)!r:.40}, the rows are {counted}")
@@ -239,7 +250,7 @@ def _decompressed(stored: bytes) -> bytes:
     return text
 
 
-def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
+def index_problems(rows: Iterable[IndexRow], *, kind: str = FILE) -> list[Problem]:
     """Return what contradicts itself in an index: places that overlap, keys and rows given twice."""
     problems = []
     keys: dict[TensorKey, int] = {}
@@ -247,11 +258,11 @@ def index_problems(rows: Iterable[IndexRow]) -> list[Problem]:
     end = 0
     for number, row in enumerate(rows):
         body = row.offset + row.metadata_bytes
-        if row.offset < end or row.offset % 8 or not row.metadata_bytes:
+        if kind == FILE and (row.offset < end or row.offset % 8 or not row.metadata_bytes):
             message = f"place [{row.offset}, {body + row.body_bytes}) after a row that ends at {end}"
             problems.append(_problem(ProblemCode.ROW_PLACE, number, message))
         end = body + row.body_bytes
-        if row.pages_offset is not None:
+        if kind == FILE and row.pages_offset is not None:
             pages_end = row.pages_offset + (row.pages_bytes or 0)
             if not body <= row.pages_offset <= pages_end <= end or (row.checksums_offset or body) < body:
                 message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}"
