@@ -278,6 +278,9 @@ def _check_content(layout: Layout, dims: PageDims, element_type: ElementType, na
     if layout.content is Content.LATENT and dims.num_heads not in (None, 1):
         message = f"{where}: a latent has no heads, expected num_heads 1"
         raise LayoutError(message, expected=1, actual=dims.num_heads)
+    if layout.content is Content.LATENT and element_type.bits == _BYTE_BITS and dims.head_dim is None:
+        message = f"{where}: bytes may be records with scales inside, expected head_dim= of a plain latent"
+        raise LayoutError(message, expected="head_dim=", actual=None)
     if layout.content is Content.TOKEN_SCALES and element_type.bits != _BYTE_BITS:
         message = f"{where}: bytes and their scales, expected an element type of 8 bits"
         raise LayoutError(message, expected=_BYTE_BITS, actual=element_type.bits)

@@ -1,0 +1,239 @@
+"""LMCache's host chunks, **from documentation**: nothing here was run against LMCache.
+
+LMCache cuts a sequence into chunks of tokens and keeps each as one dense array for all layers; ``T`` is the tokens of
+a chunk and ``C`` is heads × head_dim in one axis:
+
+========  ================  ===========================
+name      shape             LMCache's name
+========  ================  ===========================
+``2LTC``  ``[2, L, T, C]``  ``KV_2LTD``
+``T2C``   ``[T, 2, C]``     ``KV_T2D``, one layer
+``2TC``   ``[2, T, C]``     ``KV_2TD``, one layer
+``1LTC``  ``[1, L, T, C]``  ``KV_MLA_FMT``, latents
+========  ================  ===========================
+
+These are no pools: there is nothing to restore into, and the chunks of :func:`import_cache` are new. LMCache's view of
+an engine's own pool is that engine's layout; use its adapter.
+
+Read from LMCache 0.5.6 (``memory_management``, ``gpu_connector/kv_format``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow.elements import ElementType
+from hurray_arrow.engines.arrays import Words, as_words
+from hurray_arrow.engines.groups import CacheFacts
+from hurray_arrow.engines.restore_plan import check_belongs, sequence_numbers
+from hurray_arrow.engines.stored_layers import stored_groups
+from hurray_arrow.errors import LayoutError
+from hurray_arrow.sequences import Sequences
+from hurray_arrow.tensor import BlockPagedTensor
+
+#: Axes of a chunk by layout.
+LAYOUTS = {"2LTC": "2LTC", "T2C": "T2C", "2TC": "2TC", "1LTC": "1LTC"}
+#: The order in which all layouts are handled: role, layer, token, content.
+_ORDER = "2LTC"
+
+
+def export_cache(
+    chunks: Sequence[Sequence[Any]],
+    *,
+    layout: str,
+    layer_names: Sequence[str],
+    num_heads: int,
+    page_size: int,
+    element_type: Any = None,
+    **facts: Unpack[CacheFacts],
+) -> list[BlockPagedTensor]:
+    """Put the chunks of sequences into pages.
+
+    Parameters
+    ----------
+    chunks
+        For each sequence its chunks in order; only a sequence's last one may be shorter than the others.
+    layout
+        One of ``LAYOUTS``.
+    layer_names
+        The layers in the order of axis L; one for the layouts of one layer.
+    num_heads
+        Heads in C; 1 for latents.
+    page_size
+        Tokens of a page of the tensors; LMCache has none.
+    element_type
+        Type of the values; needed where the arrays hold integers.
+    **facts
+        ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences.
+
+    Returns
+    -------
+    list of BlockPagedTensor
+        New memory; pages in the order of the sequences, slots behind a sequence's end zero.
+
+    Raises
+    ------
+    LayoutError
+        Chunks that are not of this layout, or not of one size.
+    """
+    if page_size < 1:
+        raise LayoutError(f"page_size {page_size}, expected 1 or more", expected=1, actual=page_size)
+    taken = [_sequence(parts, layout, layer_names, f"chunks[{s}]", element_type) for s, parts in enumerate(chunks)]
+    first = next((words for words, element in taken if element is not None), None)
+    if first is None:
+        raise LayoutError("chunks: none, so that no size is known", expected=1, actual=0)
+    roles, element = first.shape[0], next(element for _, element in taken if element is not None)
+    content = first.shape[3]
+    if num_heads < 1 or content % num_heads:
+        message = f"axis C has {content}, expected a multiple of num_heads {num_heads}"
+        raise LayoutError(message, expected=num_heads, actual=content)
+    rows = [words if known is not None else first[:, :, :0] for words, known in taken]
+    for s, ((words, known), row) in enumerate(zip(taken, rows, strict=True)):
+        if known not in (None, element) or row.shape[3] != content:
+            message = f"chunks[{s}]: {known} of {words.shape[3]}, expected {element} of {content}"
+            raise LayoutError(message, expected=[str(element), content], actual=[str(known), words.shape[3]])
+    counts = [-(-row.shape[2] // page_size) for row in rows]
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    page_ids = [list(range(start, stop)) for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
+    sequences = Sequences(seq_lens=[row.shape[2] for row in rows], **facts)
+    names = ("fused",) if roles == 1 else ("key", "value")
+    tensors = []
+    for layer, name in enumerate(layer_names):
+        for role, kv_role in enumerate(names):
+            pool = np.zeros((int(starts[-1]) * page_size, content), first.dtype)
+            for row, start in zip(rows, starts[:-1].tolist(), strict=True):
+                pool[start * page_size : start * page_size + row.shape[2]] = row[role, layer]
+            shaped = pool.reshape(-1, page_size, num_heads, content // num_heads)
+            tensors.append(
+                BlockPagedTensor.from_arrays(
+                    shaped.view(element.pool_dtype),
+                    block_tables=page_ids,
+                    kv_role=kv_role,
+                    element_type=element,
+                    layer_index=layer,
+                    layer_name=name,
+                    kv_group=0,
+                    sequences=sequences,
+                )
+            )
+    return tensors
+
+
+def import_cache(
+    tensors: Iterable[BlockPagedTensor],
+    *,
+    layout: str,
+    sequence: int | str,
+    chunk_tokens: int,
+    expect: Mapping[str, Any] | None,
+    metadata: Mapping[str, Any] | None = None,
+) -> list[npt.NDArray[Any]]:
+    """Cut a stored sequence into chunks.
+
+    Parameters
+    ----------
+    tensors
+        All layers that are wanted, of one group; axis L is in the order of their layer_index.
+    layout
+        One of ``LAYOUTS``.
+    sequence
+        Number or id of the sequence.
+    chunk_tokens
+        Tokens of a chunk; the last one may be shorter.
+    expect
+        What the cache has to belong to; ``None`` only where that does not matter.
+    metadata
+        The snapshot's metadata.
+
+    Returns
+    -------
+    list of numpy.ndarray
+        New arrays, dense in the layout's order.
+
+    Raises
+    ------
+    SnapshotMismatchError
+        Not what is expected.
+    LayoutError
+        Several groups, absent pages, or roles and layers that the layout has no place for.
+    UnknownSequenceLengthError
+        Nobody recorded the length.
+    """
+    axes = _axes(layout)
+    groups = stored_groups(tensors)
+    if len(groups) != 1 or chunk_tokens < 1:
+        message = f"{len(groups)} groups in chunks of {chunk_tokens}, expected one group and 1 token or more"
+        raise LayoutError(message, expected=1, actual=len(groups))
+    numbers = sequence_numbers(groups, sequence)
+    check_belongs(groups, numbers, expect, metadata)
+    group, seq = groups[0], numbers[groups[0].kv_group]
+    absent = group.any_tensor.sequences.page_positions
+    if absent is not None and absent[seq] is not None:
+        raise LayoutError("pages are absent inside the sequence", expected=None, actual="page_positions")
+    layers = sorted(group.layers.values(), key=lambda layer: next(iter(layer.values())).layer_index or 0)
+    roles = [("fused", "values")] if "1" in axes else [("key", "values"), ("value", "values")]
+    for layer in layers:
+        if set(layer) != set(roles):
+            raise LayoutError(
+                f"layout {layout} needs {roles}, stored are {sorted(layer)}", expected=roles, actual=sorted(layer)
+            )
+    if "L" not in axes and len(layers) != 1:
+        raise LayoutError(f"layout {layout} is of one layer, stored are {len(layers)}", expected=1, actual=len(layers))
+    gathered = [[layer[role].gather(seq) for layer in layers] for role in roles]
+    whole = np.stack([np.stack([values.reshape(len(values), -1) for values in row]) for row in gathered])
+    order = [_ORDER.index(axis.replace("1", "2")) for axis in axes]
+    chunks = []
+    for start in range(0, whole.shape[2], chunk_tokens):
+        part = whole[:, :, start : start + chunk_tokens]
+        part = part if "L" in axes else part[:, 0]
+        kept = [place if "L" in axes else place - (place > 1) for place in order]
+        chunks.append(np.ascontiguousarray(part.transpose(kept)))
+    return chunks
+
+
+def _axes(layout: str) -> str:
+    if layout not in LAYOUTS:
+        message = f"layout {layout!r}, expected one of {', '.join(LAYOUTS)}"
+        raise LayoutError(message, expected=list(LAYOUTS), actual=layout)
+    return LAYOUTS[layout]
+
+
+def _sequence(
+    parts: Sequence[Any], layout: str, layer_names: Sequence[str], where: str, element_type: Any
+) -> tuple[Words, ElementType | None]:
+    """Give a sequence's chunks as one array ``[roles, L, tokens, C]`` of words."""
+    axes = _axes(layout)
+    sizes = {"2": 2, "1": 1, "L": len(layer_names)}
+    rows: list[Words] = []
+    element: ElementType | None = None
+    if "L" not in axes and len(layer_names) != 1:
+        message = f"layout {layout} is of one layer, {len(layer_names)} are named"
+        raise LayoutError(message, expected=1, actual=len(layer_names))
+    for place, part in enumerate(parts):
+        name = f"{where}[{place}]"
+        words, found = as_words(part, element_type=element_type, name=name)
+        if words.ndim != len(axes):
+            message = f"{name}: {words.ndim} axes {words.shape}, expected [{', '.join(axes)}]"
+            raise LayoutError(message, expected=len(axes), actual=words.ndim)
+        for at, axis in enumerate(axes):
+            if axis in sizes and words.shape[at] != sizes[axis]:
+                message = f"{name}: axis {at} ({axis}) has {words.shape[at]}, expected {sizes[axis]}"
+                raise LayoutError(message, expected=sizes[axis], actual=words.shape[at])
+        present = axes.replace("1", "2")
+        row = words.transpose([present.index(axis) for axis in _ORDER if axis in present])
+        row = row if "L" in axes else row[:, np.newaxis]
+        if rows and (found != element or row.shape[3] != rows[0].shape[3]):
+            message = f"{name}: {found} of {row.shape[3]}, the first chunk has {element} of {rows[0].shape[3]}"
+            raise LayoutError(message, expected=[str(element), rows[0].shape[3]], actual=[str(found), row.shape[3]])
+        if (rows and rows[-1].shape[2] != rows[0].shape[2]) or (rows and row.shape[2] > rows[0].shape[2]):
+            message = (
+                f"{name}: chunks of {[each.shape[2] for each in (*rows, row)]} tokens, expected equal ones but the last"
+            )
+            raise LayoutError(message, expected=rows[0].shape[2], actual=row.shape[2])
+        rows.append(row)
+        element = found
+    return (np.concatenate(rows, axis=2) if rows else np.empty((2, len(layer_names), 0, 0), np.uint8)), element
