@@ -22,10 +22,17 @@ from hurray_arrow.arrow.facts import sequences_from_array
 from hurray_arrow.arrow.page_class import PLAIN, PageClass
 from hurray_arrow.arrow.planes import from_planes
 from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
-from hurray_arrow.arrow.types import PagePoolType
+from hurray_arrow.arrow.types import BlockTableType, PagePoolType
 from hurray_arrow.arrow.windows import fixed_size_list_bytes, list_window, primitive_values
 from hurray_arrow.descriptor import BlockPagedDescriptor
-from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.errors import (
+    CopyRequiredError,
+    ExtensionMetadataError,
+    HurrayArrowError,
+    Problem,
+    ProblemCode,
+    SnapshotCorruptError,
+)
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, MIN_ALIGNMENT_BYTES
 from hurray_arrow.tensor import BlockPagedTensor
@@ -90,6 +97,8 @@ class Row:
         SnapshotCorruptError
             ``arrow_schema``: a column is missing or has a type that cannot hold its values; ``arrow_null``: a null
             where the format has none; ``column_mismatch``: more than one page column is filled.
+        ExtensionMetadataError, UnsupportedError
+            The extension types of the tables or pages cannot be used.
         """
         try:
             return cls._read(_Reader(batch, number, destination))
@@ -157,6 +166,8 @@ class _Reader:
         items = self.items("block_table")
         if items is None:
             return None
+        if isinstance(items.type, BlockTableType) and items.type.problem is not None:
+            raise ExtensionMetadataError(items.type.problem)
         _no_nulls(items, "block_table")
         stored = _storage(items)
         lists = _as_list(stored)
