@@ -48,7 +48,12 @@ GROUP_KINDS = ("full", "sliding_window", "chunked", "state", "cross", "opaque")
 
 
 def new_metadata(
-    given: Mapping[str, Any] | None, *, profile: str, page_align_bytes: int, partial: bool
+    given: Mapping[str, Any] | None,
+    *,
+    profile: str,
+    page_align_bytes: int,
+    partial: bool,
+    keep_unknown: bool = False,
 ) -> dict[str, Any]:
     """Complete a caller's metadata with what the writer knows.
 
@@ -57,6 +62,10 @@ def new_metadata(
     given
         ``model``, ``engine``, ``groups``, ``topology``, ``set``, ``adapter``, ``tenant``, ``user``, and ``id`` or
         ``created`` to set them. The other keys belong to the writer.
+    profile, page_align_bytes, partial
+        What the writer does.
+    keep_unknown
+        Take keys that this version does not know, as copies do (section 6).
 
     Raises
     ------
@@ -67,7 +76,7 @@ def new_metadata(
     given = dict(given or {})
     allowed = {"id", "created", "producer", *_OPTIONAL} - {"partial"}
     unknown = sorted(set(given) - allowed)
-    if unknown:
+    if unknown and not keep_unknown:
         raise ValueError(f"metadata keys {unknown}: the format has {sorted(allowed)}; put your own under 'user'")
     metadata = {
         "id": str(uuid.uuid4()),

@@ -1,4 +1,4 @@
-"""A tensor with its place in the snapshot that is being written.
+"""Tensors with their place in the snapshot that is being written.
 
 Spec: snapshot format, section 2.
 """
@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.arrow.row_batches import check_table_storage
+from hurray_arrow.arrow.schema import SchemaPlan
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode
+from hurray_arrow.snapshot.groups import Groups
+from hurray_arrow.snapshot.index import IndexRow, TensorKey
 from hurray_arrow.spec import INDEX_TYPE_NAMES
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -32,6 +36,12 @@ class PlacedTensor:
     kv_group: int
     with_tables: bool
 
+    @property
+    def key(self) -> TensorKey:
+        """The tensor's key, unique in the snapshot."""
+        tensor = self.tensor
+        return (self.kv_group, tensor.layer_index, tensor.layer_name, tensor.kv_role, tensor.component)
+
     def index_row(self, encoding: str, **place: Any) -> IndexRow:
         """Return the index row of one of its rows; ``place`` has what depends on the row."""
         tensor, descriptor = self.tensor, self.tensor.descriptor
@@ -51,3 +61,44 @@ class PlacedTensor:
             "index_type": INDEX_TYPE_NAMES[descriptor.index_type],
         }
         return IndexRow(**values | place)
+
+
+class Placing:
+    """Give tensors their place one after another, and refuse those that have none.
+
+    Parameters
+    ----------
+    plan
+        What the snapshot declared before its first row.
+    """
+
+    def __init__(self, plan: SchemaPlan) -> None:
+        self._plan = plan
+        self._groups = Groups()
+        self._keys: set[TensorKey] = set()
+
+    def place(self, tensor: BlockPagedTensor) -> PlacedTensor:
+        """Check a tensor and return it with its place, which it takes when :meth:`keep` is called.
+
+        Raises
+        ------
+        InvariantError
+            The tensor breaks the specification; ``tensor_key_duplicate``; ``kv_group_mismatch``: its kv_group has other
+            tables or sequences.
+        UnsupportedError
+            Its page class or table width was not declared.
+        """
+        tensor.check()
+        self._plan.column_of(self._plan.page_class_of(tensor.descriptor))
+        kv_group, is_first = self._groups.place(tensor)
+        placed = PlacedTensor(tensor, len(self._keys), kv_group, is_first)
+        if placed.key in self._keys:
+            where, message = f"tensor {len(self._keys)}", f"{placed.key} is already written"
+            raise InvariantError(Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message))
+        check_table_storage(tensor, self._plan.table_storage)
+        return placed
+
+    def keep(self, placed: PlacedTensor) -> None:
+        """Count a tensor as written."""
+        self._groups.keep(placed.kv_group, placed.tensor)
+        self._keys.add(placed.key)

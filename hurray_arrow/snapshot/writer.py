@@ -11,19 +11,20 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from fsspec.callbacks import Callback, NoOpCallback
 
+from hurray_arrow import ops
 from hurray_arrow.arrow.ipc_file import block_of, empty_batch, encoded_batch, file_head, file_tail
 from hurray_arrow.arrow.metadata import PROFILES, new_metadata, schema_metadata
 from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
-from hurray_arrow.arrow.row_batches import check_table_storage
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
-from hurray_arrow.errors import InvariantError, Problem, ProblemCode, SnapshotError
+from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.archive_rows import ArchiveRows
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
-from hurray_arrow.snapshot.groups import Groups, missing_members
-from hurray_arrow.snapshot.index import Index, TensorKey
-from hurray_arrow.snapshot.placed import PlacedTensor
+from hurray_arrow.snapshot.groups import missing_members
+from hurray_arrow.snapshot.index import Index
+from hurray_arrow.snapshot.placed import Placing
 from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -42,6 +43,7 @@ def write_snapshot(
     page_align_bytes: int = DEFAULT_PAGE_ALIGN_BYTES,
     checksums: bool = True,
     partial: bool = False,
+    sanitize: bool = False,
     mode: int = 0o600,
 ) -> None:
     """Write tensors to one snapshot file.
@@ -70,6 +72,10 @@ def write_snapshot(
         Store xxh3-64 of every page. Without them damage to page values cannot be found.
     partial
         Allow that a layer or companion listed in ``metadata["groups"]`` is missing; the snapshot records it.
+    sanitize
+        Leave out the pages that no sequence names and zero the slots behind each sequence's last token, where other
+        requests' tokens lie: for snapshots that cross a trust boundary. One tensor at a time is copied. See
+        :func:`hurray_arrow.ops.sanitize`, also for what it refuses.
     mode
         Permission bits. Keys and values can be turned back into the prompt: think before widening them.
 
@@ -90,7 +96,7 @@ def write_snapshot(
     """
     tensors = list(tensors)
     callback = progress or NoOpCallback()
-    callback.set_size(sum(tensor.buffers[0].nbytes for tensor in tensors))
+    callback.set_size(sum(referenced_bytes(tensor) if sanitize else tensor.buffers[0].nbytes for tensor in tensors))
     with SnapshotWriter(
         path,
         plan=SchemaPlan.of(tensors, encoding=profile_encoding(profile, encoding)),
@@ -104,7 +110,16 @@ def write_snapshot(
         mode=mode,
     ) as writer:
         for tensor in tensors:
-            writer.borrow(tensor)
+            if sanitize:
+                writer.write(ops.sanitize(tensor))
+            else:
+                writer.borrow(tensor)
+
+
+def referenced_bytes(tensor: BlockPagedTensor) -> int:
+    """Return the bytes of the pages that sequences name."""
+    element, page_elems = tensor.element_type, tensor.descriptor.page_elems
+    return element.size_bytes(len(np.unique(tensor.block_table)) * page_elems)
 
 
 def profile_encoding(profile: str, encoding: str | None) -> str:
@@ -136,6 +151,8 @@ class SnapshotWriter:
         refused before anything of it is written.
     metadata, overwrite, progress, profile, page_align_bytes, checksums, partial, mode
         As in :func:`write_snapshot`.
+    keep_unknown
+        Take metadata keys that this version does not know, as copies of newer snapshots do, instead of refusing them.
 
     Notes
     -----
@@ -155,15 +172,16 @@ class SnapshotWriter:
         page_align_bytes: int = DEFAULT_PAGE_ALIGN_BYTES,
         checksums: bool = True,
         partial: bool = False,
+        keep_unknown: bool = False,
         mode: int = 0o600,
     ) -> None:
         if profile_encoding(profile, plan.encoding) != PLAIN and profile == "share":
             raise ValueError("the share profile stores pages as they are")
-        self._metadata = new_metadata(metadata, profile=profile, page_align_bytes=page_align_bytes, partial=partial)
-        self._plan = plan
+        self._metadata = new_metadata(
+            metadata, profile=profile, page_align_bytes=page_align_bytes, partial=partial, keep_unknown=keep_unknown
+        )
+        self._placing = Placing(plan)
         self._schema = plan.arrow_schema(schema_metadata(self._metadata))
-        self._groups = Groups()
-        self._keys: set[TensorKey] = set()
         self._state = _State.OPEN
         self._file = AtomicFile(path, overwrite=overwrite, mode=mode)
         self._file.write(file_head(self._schema))
@@ -209,18 +227,10 @@ class SnapshotWriter:
         Hashing and encoding run ahead of the disk.
         """
         self._check_open()
-        tensor.check()
-        self._plan.column_of(self._plan.page_class_of(tensor.descriptor))
-        kv_group, is_first = self._groups.place(tensor)
-        key = (kv_group, tensor.layer_index, tensor.layer_name, tensor.kv_role, tensor.component)
-        if key in self._keys:
-            where, message = f"tensor {len(self._keys)}", f"{key} is already written"
-            raise InvariantError(Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message))
-        check_table_storage(tensor, self._plan.table_storage)
+        placed = self._placing.place(tensor)
         with self._writing():
-            self._rows.append(PlacedTensor(tensor, len(self._keys), kv_group, is_first))
-        self._groups.keep(kv_group, tensor)
-        self._keys.add(key)
+            self._rows.append(placed)
+        self._placing.keep(placed)
 
     def close(self) -> None:
         """Write the end batch and the footer, and publish the snapshot.
