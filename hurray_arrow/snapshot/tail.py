@@ -16,6 +16,8 @@ from hurray_arrow.arrow.ipc_layout import (
     TAIL_BYTES,
     Block,
     IpcLayoutError,
+    batch_layout,
+    encapsulated,
     footer_blocks,
     footer_bytes_of,
 )
@@ -69,13 +71,12 @@ def read_tail(source: FileRange) -> Tail:
         check_format_version(schema.metadata, url=url)
         # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
         found = schema_xxh3(schema)
-        end, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
+        _check_end_batch(source, blocks[-1])
+        _, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
     except HurrayArrowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise _footer_error(str(error), url) from error
-    if end.num_rows:
-        raise SnapshotIncompleteError(NOT_FINISHED, url=url)
     index = Index.from_custom_metadata(pairs, url=url)
     if found != index.schema_xxh3:
         message = f"xxh3 {found}, the index says {index.schema_xxh3}"
@@ -85,6 +86,15 @@ def read_tail(source: FileRange) -> Tail:
         message = f"{len(blocks) - 1} blocks before the last, the index has {len(places)} rows elsewhere"
         raise _footer_error(message, url)
     return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index)
+
+
+def _check_end_batch(source: FileRange, block: Block) -> None:
+    """Look at the last batch's header before Arrow reads the batch: it would decompress whatever is in there."""
+    layout = batch_layout(encapsulated(memoryview(source.read(block.offset, block.metadata_bytes))))
+    if layout.num_rows:
+        raise SnapshotIncompleteError(NOT_FINISHED, url=source.url)
+    if layout.compression is not None:
+        raise IpcLayoutError(f"an end batch compressed with codec {layout.compression}")
 
 
 def _footer(source: FileRange) -> list[Block]:
