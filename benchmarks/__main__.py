@@ -9,7 +9,7 @@ import platform
 import numpy as np
 import pyarrow as pa
 
-MODULES = ("share",)
+MODULES = ("share", "archive")
 
 
 def main() -> None:

@@ -25,6 +25,8 @@ from hurray_arrow.snapshot.row_sink import Output
 
 #: Pages of a row, decoded; a single page may be larger.
 MAX_ROW_BYTES = 8 << 20
+#: A pool up to this size lies in its tensor's first row: another row costs 3 KiB of headers, and a request to read it.
+ONE_ROW_BYTES = 1 << 20
 ZSTD_LEVEL = 1
 
 
@@ -76,7 +78,7 @@ class ArchiveRows:
         descriptor = placed.tensor.descriptor
         page_class = self._plan.page_class_of(descriptor)
         pool = placed.tensor.buffers[0]
-        whole = not page_class.fits_a_column
+        whole = not page_class.fits_a_column or pool.nbytes <= ONE_ROW_BYTES
         first = self._pool.submit(self._encode_first, placed, whole=whole)
         self._take(
             _EncodedRow(

@@ -114,7 +114,7 @@ class ArchiveIndexedRows(IndexedRows):
         if layout.compression is None:
             return
         body = memoryview(stored)[place.metadata_bytes :]
-        pages_bytes = self._most_page_bytes(place)
+        most = max(_most_page_bytes(place), MAX_SMALL_BYTES if place.page_offset == 0 else 0)
         for start, size in layout.buffers:
             if not size:
                 continue
@@ -122,10 +122,11 @@ class ArchiveIndexedRows(IndexedRows):
                 raise IpcLayoutError(f"a compressed buffer of {size} bytes")
             (stated,) = struct.unpack_from("<q", body, start)
             # -1 says that the buffer is stored as it is.
-            if stated != -1 and not 0 <= stated <= max(pages_bytes, MAX_SMALL_BYTES if not place.num_pages else 0):
+            if stated != -1 and not 0 <= stated <= most:
                 raise IpcLayoutError(f"a buffer states {stated} bytes for {place.num_pages} pages")
 
-    def _most_page_bytes(self, place: IndexRow) -> int:
-        widest = PageClass("complex128", 128, place.page_shape).page_bytes or 0
-        rows_bytes = max(MAX_ROW_BYTES, widest) if place.num_pages else 0
-        return max(rows_bytes, 8 * place.num_pages) + _FREE_BYTES
+
+def _most_page_bytes(place: IndexRow) -> int:
+    widest = PageClass("complex128", 128, place.page_shape).page_bytes or 0
+    rows_bytes = max(MAX_ROW_BYTES, widest) if place.num_pages else 0
+    return max(rows_bytes, 8 * place.num_pages) + _FREE_BYTES
