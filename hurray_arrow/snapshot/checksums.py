@@ -15,7 +15,10 @@ import xxhash
 
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import POOL_BYTES_PIECE, page_class_of
+from hurray_arrow.errors import Problem, ProblemCode
 from hurray_arrow.tensor import BlockPagedTensor
+
+SPEC = "snapshot format 4"
 
 
 def xxh3_hex(data: Any) -> str:
@@ -53,3 +56,38 @@ def checksum_piece_bytes(page_class: PageClass) -> int:
     """Return how many bytes one checksum covers: a page, or a MiB of ``pool_bytes``."""
     page_bytes = page_class.page_bytes
     return page_bytes if page_class.fits_a_column and page_bytes else POOL_BYTES_PIECE
+
+
+def page_problems(
+    tensor: BlockPagedTensor,
+    stored: npt.NDArray[np.uint64] | None,
+    *,
+    tensor_index: int,
+    unverified: list[Problem] | None = None,
+) -> list[Problem]:
+    """Compare the pages of a tensor with their stored checksums.
+
+    Parameters
+    ----------
+    tensor, tensor_index
+        The tensor, and its place in the snapshot.
+    stored
+        uint64, one per page (``pool_bytes``: one per MiB); ``None`` where nobody stored any.
+    unverified
+        Gets a record where there are pages and no checksums.
+    """
+    where = f"tensor {tensor_index}.page_pool"
+    if stored is None:
+        if tensor.buffers[0].nbytes and unverified is not None:
+            unverified.append(Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC))
+        return []
+    found = tensor_checksums(tensor)
+    if len(found) != len(stored):
+        message = f"{len(stored)} checksums, expected {len(found)}"
+        return [Problem(ProblemCode.PAGE_CHECKSUM, where, message, SPEC)]
+    return [
+        Problem(
+            ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {found[page]:016x}, stored {stored[page]:016x}", SPEC
+        )
+        for page in np.flatnonzero(found != stored)
+    ]

@@ -15,13 +15,12 @@ import numpy.typing as npt
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
-from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.identity import check_expected
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
-from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
+from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.files import FileRange, PathLike
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
@@ -108,7 +107,7 @@ def _recovered(source: FileRange) -> Snapshot:
     for entry in rows.entries:
         try:
             tensor, checksums = snapshot.checked_tensor(entry)
-            problems = _page_problems(tensor, checksums, entry, rows.unverified)
+            problems = page_problems(tensor, checksums, tensor_index=entry.tensor_index, unverified=rows.unverified)
         except HurrayArrowError as error:
             problems = list(_problems_of(error, entry))
         if problems:
@@ -299,7 +298,7 @@ class Snapshot:
         first = {entry.kv_group: entry for entry in reversed(self.entries)}
         groups = [
             PrefixGroup(
-                self._group_tables(kv_group).sequences,
+                self.group_tables(kv_group).sequences,
                 page_size=entry.page_shape[0],
                 window_tokens=window_tokens(self.metadata, kv_group),
                 adapter=self.metadata.get("adapter"),
@@ -336,7 +335,7 @@ class Snapshot:
             problems += self._rows.damage_of(entry.tensor_index)
             try:
                 tensor, checksums = self.checked_tensor(entry)
-                problems += _page_problems(tensor, checksums, entry, unverified)
+                problems += page_problems(tensor, checksums, tensor_index=entry.tensor_index, unverified=unverified)
             except HurrayArrowError as error:
                 problems += _problems_of(error, entry)
                 continue
@@ -366,7 +365,7 @@ class Snapshot:
         self._check_companions(entry)
         tensor, checksums = self.checked_tensor(entry)
         if verify:
-            problems = _page_problems(tensor, checksums, entry, [])
+            problems = page_problems(tensor, checksums, tensor_index=entry.tensor_index)
             if problems:
                 raise SnapshotCorruptError(problems, url=self.url)
         return tensor
@@ -381,10 +380,24 @@ class Snapshot:
 
     def _tables_of(self, row: Row) -> Tables:
         """Return a tensor's tables: its own tables and sequences, where it has some, have to be the group's."""
-        group = self._group_tables(row.kv_group, row)
+        group = self._tables_of_group(row.kv_group, row)
         return tables_of(row, group)
 
-    def _group_tables(self, kv_group: int, row: Row | None = None) -> Tables:
+    def group_tables(self, kv_group: int) -> Tables:
+        """Return block table, seq_ptr and sequences of a kv_group as stored, pages untouched.
+
+        Raises
+        ------
+        LookupError
+            No tensor is of this group.
+        SnapshotCorruptError
+            As :meth:`read`.
+        """
+        if all(entry.kv_group != kv_group for entry in self.entries):
+            raise LookupError(f"no tensor is of kv_group {kv_group}")
+        return self._tables_of_group(kv_group)
+
+    def _tables_of_group(self, kv_group: int, row: Row | None = None) -> Tables:
         """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
         group = self._tables.get(kv_group)
         if group is None:
@@ -406,26 +419,6 @@ class Snapshot:
         if missing:
             message = f"the metadata lists components {missing} for this layer, and the snapshot does not hold them"
             raise refuse(ProblemCode.COMPANION_MISSING, str(entry), message, url=self.url)
-
-
-def _page_problems(
-    tensor: BlockPagedTensor, stored: npt.NDArray[np.uint64] | None, entry: Entry, unverified: list[Problem]
-) -> list[Problem]:
-    where = f"tensor {entry.tensor_index}.page_pool"
-    if stored is None:
-        if tensor.buffers[0].nbytes:
-            unverified.append(Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC))
-        return []
-    found = page_checksums(tensor.buffers[0], checksum_piece_bytes(page_class_of(tensor.descriptor)))
-    if len(found) != len(stored):
-        message = f"{len(stored)} checksums, expected {len(found)}"
-        return [Problem(ProblemCode.PAGE_CHECKSUM, where, message, SPEC)]
-    return [
-        Problem(
-            ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {found[page]:016x}, stored {stored[page]:016x}", SPEC
-        )
-        for page in np.flatnonzero(found != stored)
-    ]
 
 
 def _problems_of(error: HurrayArrowError, entry: Entry) -> Sequence[Problem]:
