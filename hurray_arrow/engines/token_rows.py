@@ -6,7 +6,7 @@ Spec: block-paged layout, Buffer Table and Prefix Sharing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -44,7 +44,7 @@ def page_rows(
     lengths: Sequence[int],
     first_positions: Sequence[int],
     page_size: int,
-    share_pages: bool = False,
+    page_keys: Iterable[Sequence[Hashable]] | None = None,
 ) -> PagedRows:
     """Lay sequences out in pages.
 
@@ -53,14 +53,14 @@ def page_rows(
     sources
         One per tensor; all tensors get the same tables.
     lengths
-        Stored tokens of each sequence.
+        Stored tokens of each sequence, at least one sequence.
     first_positions
         Position of the first stored token of each sequence.
     page_size
         Slots of a page.
-    share_pages
-        Store a full page once where another sequence has the same bytes in it and in all pages before it, in every
-        source.
+    page_keys
+        For each sequence the keys of its first pages, full ones only: pages with equal keys are stored once, as long as
+        all pages before them are, too. The caller vouches for equal bytes under equal keys.
 
     Returns
     -------
@@ -68,16 +68,15 @@ def page_rows(
         New arrays.
     """
     own_from, block_tables, num_pages = [], [], 0
-    known: dict[bytes, int] = {}
-    for s, tokens in enumerate(lengths):
-        digests = _chain(sources, s, tokens, first_positions[s], page_size) if share_pages else []
+    known: dict[Hashable, int] = {}
+    for tokens, keys in zip(lengths, page_keys or [()] * len(lengths), strict=True):
         shared = 0
-        while shared < len(digests) and digests[shared] in known:
+        while shared < len(keys) and keys[shared] in known:
             shared += 1
         own = np.arange(num_pages, num_pages + -(-tokens // page_size) - shared, dtype=np.int64)
         num_pages += own.size
-        block_tables.append(np.concatenate([[known[digest] for digest in digests[:shared]], own]).astype(np.int64))
-        known.update(zip(digests[shared:], own.tolist(), strict=False))
+        block_tables.append(np.concatenate([[known[key] for key in keys[:shared]], own]).astype(np.int64))
+        known.update(zip(keys[shared:], own.tolist(), strict=False))
         own_from.append(shared * page_size)
     pools = [_pool(rows, block_tables, lengths, own_from, num_pages=num_pages, page_size=page_size) for rows in sources]
     positions = [
@@ -87,8 +86,29 @@ def page_rows(
     return PagedRows(block_tables, pools, positions)
 
 
-def _chain(sources: Sequence[TokenRows], s: int, tokens: int, first_position: int, page_size: int) -> list[bytes]:
-    """Give a digest per full page, over its bytes in every source and those of all pages before it."""
+def page_digests(
+    sources: Sequence[TokenRows], s: int, *, tokens: int, first_position: int, page_size: int
+) -> list[bytes]:
+    """Give a key per full page of a sequence: a digest of its bytes in every source and of all pages before it.
+
+    Parameters
+    ----------
+    sources
+        As of :func:`page_rows`.
+    s
+        The sequence.
+    tokens
+        Its stored tokens.
+    first_position
+        Position of the first one.
+    page_size
+        Slots of a page.
+
+    Returns
+    -------
+    list of bytes
+        blake2b of 256 bits: nobody finds two contents for one.
+    """
     rows = [source(s) for source in sources]
     state = hashlib.blake2b(str(first_position).encode(), digest_size=32)
     digests = []

@@ -1,8 +1,8 @@
 """Hugging Face transformers: ``DynamicCache``, ``StaticCache`` and the continuous-batching ``PagedAttentionCache``.
 
-A transformers cache is a rectangle ``[batch, heads, columns, head_dim]`` per layer: not paged, with padding columns that
-only the attention mask knows, stale columns behind the length of a static layer, and only the last window of a sliding
-layer. Exporting lays the tokens out in pages, importing builds the rectangle again, padded on the left.
+A transformers cache is a rectangle ``[batch, heads, columns, head_dim]`` per layer: not paged, with padding columns
+that only the attention mask knows, stale columns behind the length of a static layer, and only the last window of a
+sliding layer. Exporting lays the tokens out in pages; importing builds the rectangle again, padded on the left.
 
 Spec: block-paged layout, Buffer Table; snapshot format section 2, absent pages.
 """
@@ -10,39 +10,23 @@ Spec: block-paged layout, Buffer Table; snapshot format section 2, absent pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias, Unpack
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple, Unpack
 
 from hurray_arrow.elements import ElementType
+from hurray_arrow.engines import transformers_cache as classes
 from hurray_arrow.engines.arrays import as_array, as_words
 from hurray_arrow.engines.groups import CacheFacts
+from hurray_arrow.engines.padded_batch import column_rows, fill_columns, token_columns
 from hurray_arrow.engines.tables import as_integers
-from hurray_arrow.engines.token_rows import TokenRows, Words, page_rows
-from hurray_arrow.errors import LayoutError, MissingDependencyError, UnsupportedError
+from hurray_arrow.engines.token_rows import Int64Array, PagedRows, TokenRows, Words, page_digests, page_rows
+from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.identity import check_expected, model_metadata, tensor_facts
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
 
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-
-#: What importing takes and gives: a floating point type that torch has under the same name.
-_TORCH_TYPES = frozenset({"float16", "bfloat16", "float32", "float64"})
+#: What a cache is rebuilt in: floating point types that torch has under the same names.
+_TORCH_TYPES = ("float16", "bfloat16", "float32", "float64")
 _ROLES = ("key", "value")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    """A layer that holds something: its rectangle, and which columns of the whole cache that is."""
-
-    index: int
-    arrays: tuple[Any, Any]
-    window: int | None
-    first_column: int
-    num_columns: int
 
 
 def export_cache(
@@ -63,16 +47,16 @@ def export_cache(
     page_size
         Slots of a page of the tensors.
     attention_mask
-        ``[batch, columns]`` of 0 and 1, one column per column of the cache; where it is 0 a column is padding and is
+        ``[batch, columns]`` of 0 and 1, a column for each column of the cache; where it is 0 a column is padding and is
         left out. After ``generate`` that is the mask without the last token, whose keys are not in the cache yet.
     seq_lens
-        ``[batch]`` tokens, for a batch that is padded on the right. ``None`` with no mask: nothing is padded.
+        ``[batch]`` tokens, for a batch that is padded on the right. ``None`` and no mask: nothing is padding.
     share_pages
         Store equal full pages at the beginning of sequences once, found by a digest of their bytes in all layers: for
         batches whose common prefix was computed once.
     **facts
         ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences. ``token_ids`` may also be the
-        rectangle ``[batch, columns or more]`` that the model was given: it is cut by the same mask.
+        rectangle ``[batch, columns or more]`` that the model was given: it is cut as the cache is.
 
     Returns
     -------
@@ -91,27 +75,28 @@ def export_cache(
 
     Spec: block-paged layout, Buffer Table; snapshot format section 2.
     """
-    layers = _layers(cache)
-    batch, columns = _extent(layers)
-    tokens = _token_columns(attention_mask, seq_lens, batch=batch, columns=columns)
+    layers = classes.cache_layers(cache)
+    columns = layers[0].num_columns
+    tokens = token_columns(attention_mask, seq_lens, batch=int(layers[0].arrays[0].shape[0]), columns=columns)
     facts = _cut_token_ids(facts, tokens, columns=columns)
     tensors: dict[int, list[BlockPagedTensor]] = {}
-    for kv_group, members in enumerate(_groups(layers)):
-        start, stop = members[0].first_column, columns
+    for kv_group, members in enumerate(classes.layer_groups(layers)):
+        start = members[0].first_column
         kept = [cols[cols >= start] - start for cols in tokens]
-        words = [as_words(array, name=_name(layer, role)) for layer in members for array, role in _named(layer)]
+        first_positions = [cols.size - left.size for cols, left in zip(tokens, kept, strict=True)]
+        arrays = {layer.index: layer.arrays for layer in members}
+        words = _words(arrays)
+        sources = [column_rows(array, kept) for array, _ in words]
+        keys = [
+            page_digests(sources, s, tokens=cols.size, first_position=first_positions[s], page_size=page_size)
+            for s, cols in enumerate(kept)
+            if share_pages
+        ]
+        lengths = [cols.size for cols in kept]
         paged = page_rows(
-            [_column_rows(array[:, :, : stop - start], kept) for array, _ in words],
-            lengths=[cols.size for cols in kept],
-            first_positions=[int((cols < start).sum()) for cols in tokens],
-            page_size=page_size,
-            share_pages=share_pages,
+            sources, lengths=lengths, first_positions=first_positions, page_size=page_size, page_keys=keys or None
         )
-        sequences = Sequences(
-            **facts, seq_lens=[cols.size for cols in kept], page_positions=paged.page_positions
-        )
-        elements = [element for _, element in words]
-        tensors |= _tensors([layer.index for layer in members], paged, elements, sequences, kv_group)
+        tensors |= _tensors(arrays, paged, words, facts=facts, lengths=lengths, kv_group=kv_group)
     return [tensor for index in sorted(tensors) for tensor in tensors[index]]
 
 
@@ -123,7 +108,7 @@ def export_paged_cache(
     Parameters
     ----------
     cache
-        ``PagedAttentionCache`` (``manager.batch_processor.cache``), on the CPU, inside ``manager.pause()``.
+        ``PagedAttentionCache`` (``manager.batch_processor.cache``) on the CPU, inside ``manager.pause()``.
     seq_lens
         Tokens in the cache of each request, by its id (``RequestState.current_len()``). Other requests are left out.
     **facts
@@ -133,7 +118,7 @@ def export_paged_cache(
     -------
     list of BlockPagedTensor
         Key and value of each layer, in new memory and in the cache's page size. Pages that requests share stay shared.
-        A sliding layer's ring is laid out in the order of positions.
+        The ring of a sliding layer is laid out in the order of positions.
 
     Raises
     ------
@@ -144,39 +129,31 @@ def export_paged_cache(
 
     Notes
     -----
-    The engine's own block table counts pages of one flat tensor, so its entries are multiplied by the pages from one
-    block to the next, and the first two sectors belong to padding. Tables are therefore taken from the allocators.
+    The block table that the engine hands to its kernels counts pages of one flat tensor, so its entries are multiplied
+    by the pages of a block, and two leading sectors belong to padding. The tables here are the allocators' own.
 
     Spec: block-paged layout, Buffer Table; snapshot format section 2.
     """
-    lengths = as_integers(list(seq_lens.values()), name="seq_lens").tolist()
-    facts = {"ids": list(seq_lens), **facts}
+    requests = dict(zip(seq_lens, as_integers(list(seq_lens.values()), name="seq_lens").tolist(), strict=True))
+    known: CacheFacts = {"ids": list(requests), **facts}
     tensors: dict[int, list[BlockPagedTensor]] = {}
     for kv_group, allocator in enumerate(cache.cache_allocators.values()):
-        size, window = int(allocator.tokens_per_page), getattr(allocator, "sliding_window", None)
-        stored = [tokens if window is None else min(tokens, window) for tokens in lengths]
-        slots = [
-            _slots(allocator, request, total - kept, kept, ring=window)
-            for request, total, kept in zip(seq_lens, lengths, stored, strict=True)
-        ]
-        views = [view for index in allocator.layer_indices for view in allocator.get_cache_for_block_table(index)]
-        words = [as_words(view, name=f"{allocator.layer_type} pages") for view in views]
+        slots, first_positions, blocks = classes.request_slots(allocator, requests)
+        arrays = {index: allocator.get_cache_for_block_table(index) for index in allocator.layer_indices}
+        words = _words(arrays)
+        lengths = [pages.size for pages, _ in slots]
         paged = page_rows(
-            [_slot_rows(array, slots, size) for array, _ in words],
-            lengths=stored,
-            first_positions=[total - kept for total, kept in zip(lengths, stored, strict=True)],
-            page_size=size,
-            share_pages=window is None and bool(allocator.use_block_sharing),
+            [_slot_rows(array, slots) for array, _ in words],
+            lengths=lengths,
+            first_positions=first_positions,
+            page_size=int(allocator.tokens_per_page),
+            page_keys=blocks,
         )
-        sequences = Sequences(**facts, seq_lens=stored, page_positions=paged.page_positions)
-        elements = [element for _, element in words]
-        tensors |= _tensors(list(allocator.layer_indices), paged, elements, sequences, kv_group)
+        tensors |= _tensors(arrays, paged, words, facts=known, lengths=lengths, kv_group=kv_group)
     return [tensor for index in sorted(tensors) for tensor in tensors[index]]
 
 
-def cache_metadata(
-    cache: Any, *, config: Any, name: str | None = None, revision: str | None = None
-) -> dict[str, Any]:
+def cache_metadata(cache: Any, *, config: Any, name: str | None = None, revision: str | None = None) -> dict[str, Any]:
     """Give the snapshot metadata of a cache: ``model``, ``engine``, ``groups``.
 
     Parameters
@@ -191,39 +168,42 @@ def cache_metadata(
     Returns
     -------
     dict
-        For ``write_snapshot(metadata=…)``; ``groups`` in the order of the tensors' ``kv_group``. Add ``adapter`` and
-        ``tenant`` where they are one for all.
+        For ``write_snapshot(metadata=…)``; ``groups`` in the order of ``kv_group``. Add ``adapter`` and ``tenant``
+        where they are one for all.
+
+    Raises
+    ------
+    MissingDependencyError, UnsupportedError, LayoutError
+        As :func:`export_cache`.
 
     Spec: snapshot format section 3.
     """
+    _, transformers = classes.import_transformers()
     paged = hasattr(cache, "cache_allocators")
     if paged:
-        windows = [getattr(each, "sliding_window", None) for each in cache.cache_allocators.values()]
+        groups = [
+            (allocator.layer_indices[0], getattr(allocator, "sliding_window", None))
+            for allocator in cache.cache_allocators.values()
+        ]
         dtype = cache.dtype
     else:
-        groups = _groups(_layers(cache))
-        windows = [members[0].window for members in groups]
-        dtype = groups[0][0].arrays[0].dtype
-    text = config.get_text_config(decoder=True)
-    chunk = getattr(text, "attention_chunk_size", None)
-    kinds = ["full" if window is None else "chunked" if window == chunk else "sliding_window" for window in windows]
+        layers = classes.cache_layers(cache)
+        groups = [(members[0].index, members[0].window) for members in classes.layer_groups(layers)]
+        dtype = layers[0].arrays[0].dtype
     return {
         "model": model_metadata(config, name=name, revision=revision),
         "engine": {
             "name": "transformers",
-            "version": str(_transformers().__version__),
+            "version": str(transformers.__version__),
             "source_layout": "BNHD" if paged else "BHSD",
             "kv_cache_dtype": str(dtype).removeprefix("torch."),
         },
-        "groups": [
-            {"kind": kind} if window is None else {"kind": kind, "window_tokens": int(window)}
-            for kind, window in zip(kinds, windows, strict=True)
-        ],
+        "groups": [classes.group_metadata(config, index=index, window=window) for index, window in groups],
     }
 
 
 class ImportedCache(NamedTuple):
-    """A cache rebuilt.
+    """A cache rebuilt; see :func:`import_cache`.
 
     Parameters
     ----------
@@ -232,7 +212,7 @@ class ImportedCache(NamedTuple):
     attention_mask
         torch int64 ``[batch, columns]``: 0 for the padding on the left. Append a 1 for each new token.
     seq_lens
-        Tokens of each sequence: the position of its next token.
+        Tokens of each sequence, which is the position of its next token.
     """
 
     cache: Any
@@ -247,7 +227,7 @@ def import_cache(
     config: Any = None,
     metadata: Mapping[str, Any] | None = None,
     sequences: int | Sequence[int] | None = None,
-    tokens: int | Sequence[int] | None = None,
+    tokens: int | None = None,
     max_cache_len: int | None = None,
     device: Any = "cpu",
 ) -> ImportedCache:
@@ -265,9 +245,9 @@ def import_cache(
     metadata
         The snapshot's metadata.
     sequences
-        The sequences that become the batch, in this order; one may stand in it several times. ``None`` for all.
+        The sequences that become the batch, in this order; one may stand there several times. ``None`` for all.
     tokens
-        Take only the first tokens of every sequence, or of each: what :meth:`Snapshot.match_prefix` counts.
+        Take only the first tokens of each sequence, such as ``Snapshot.match_prefix`` counts; ``None`` for all.
     max_cache_len
         Columns of a ``StaticCache``; ``None`` makes a ``DynamicCache``.
     device
@@ -276,7 +256,7 @@ def import_cache(
     Returns
     -------
     ImportedCache
-        New memory; values are the stored ones bit for bit, padding is zero.
+        New memory. Values are the stored ones bit for bit, padding is zero.
 
     Raises
     ------
@@ -285,8 +265,8 @@ def import_cache(
     SnapshotMismatchError
         Not what is expected.
     LayoutError
-        Layers are missing or too many, positions that the model looks at are not stored, more tokens than stored or
-        than ``max_cache_len``.
+        Layers are missing or too many; positions that a layer looks at are not stored; more tokens than stored, or than
+        ``max_cache_len``.
     UnsupportedError
         Companions, quantized or fused values, an element type or a layer that transformers has no plain cache for.
     UnknownSequenceLengthError
@@ -294,60 +274,129 @@ def import_cache(
 
     Spec: snapshot format sections 2 and 3.
     """
-    torch, transformers = _torch(), _transformers()
+    torch, transformers = classes.import_transformers()
     tensors = list(tensors)
-    by_layer = _by_layer(tensors)
-    first = next(iter(by_layer.values()))[0]
-    batch = _batch(sequences, first.num_seqs)
+    layers = _by_layer(tensors)
+    num_seqs = min(tensor.num_seqs for tensor in tensors)
+    batch = list(range(num_seqs)) if sequences is None else [sequences] if isinstance(sequences, int) else [*sequences]
+    if not batch or not all(0 <= s < num_seqs for s in batch):
+        raise LayoutError(f"sequences {batch}, expected some of 0 … {num_seqs - 1}", expected=num_seqs, actual=batch)
     check_expected(metadata or {}, expect, facts=tensor_facts(tensors, metadata, sequences=batch))
-    lengths = _lengths([pair[0] for pair in by_layer.values()], batch, tokens)
+    lengths = _lengths(tensors, batch, tokens)
     columns = max(lengths)
-    if max_cache_len is None:
-        cache = transformers.DynamicCache(config=config)
-    elif config is None:
-        raise TypeError("a StaticCache needs config=")
-    else:
-        cache = transformers.StaticCache(config=config, max_cache_len=max_cache_len)
-    _check_layers(cache, by_layer, columns, max_cache_len)
-    for index, pair in by_layer.items():
-        window = None if index >= len(cache.layers) else _window(cache.layers[index])
-        # The oldest column of a full static window is the next to go: nobody looks at it, so it may be absent.
-        kept, needed = (columns, columns) if window is None else (min(columns, window[0]), window[1])
-        rows = [_rectangle(torch, tensor, batch, lengths, kept=kept, needed=needed) for tensor in pair]
-        cache.update(*(row.to(device) for row in rows), index)
-        _set_length(cache.layers[index], columns)
-    mask = torch.zeros((len(batch), columns), dtype=torch.int64, device=device)
+    if max_cache_len is not None and columns > max_cache_len:
+        message = f"{columns} tokens, expected at most max_cache_len {max_cache_len}"
+        raise LayoutError(message, expected=max_cache_len, actual=columns)
+    cache = classes.new_cache(transformers, config=config, max_cache_len=max_cache_len, layers=layers)
+    for index, pair in layers.items():
+        kept, needed = classes.kept_columns(cache, index, columns)
+        rectangles = []
+        for tensor in pair:
+            shape, dtype = (len(batch), tensor.num_heads, kept, tensor.head_dim), tensor.element_type.name
+            rectangle = torch.zeros(shape, dtype=getattr(torch, dtype))
+            words, _ = as_words(rectangle, writable=True)
+            fill_columns(words, tensor, batch, lengths=lengths, needed=needed)
+            rectangles.append(rectangle.to(device))
+        cache.update(*rectangles, index)
+        classes.set_length(cache, index, columns)
+    mask = torch.zeros((len(batch), columns), dtype=torch.int64)
     for row, length in enumerate(lengths):
         mask[row, columns - length :] = 1
-    return ImportedCache(cache, mask, tuple(lengths))
+    return ImportedCache(cache, mask.to(device), tuple(lengths))
 
 
-# -- the cache as it is ------------------------------------------------------------------------------------------------
+# -- out of the rectangle ----------------------------------------------------------------------------------------------
 
 
-def _layers(cache: Any) -> list[_Layer]:
-    """Give the layers that hold something, after refusing those that hold anything else than keys and values."""
-    classes = _transformers().cache_utils
-    if not isinstance(cache, classes.DynamicCache | classes.StaticCache):
-        raise UnsupportedError(f"{type(cache).__name__}: only DynamicCache and StaticCache are rectangles")
-    layers = []
-    for index, layer in enumerate(cache.layers):
-        kind = type(layer)
-        if kind is classes.DummyLayer or (kind is classes.DynamicLayer and not layer.is_initialized):
-            continue
-        if kind not in _plain_layers(classes):
-            raise UnsupportedError(f"layer {index}: {kind.__name__} holds more than plain keys and values")
-        length = int(layer.get_seq_length())
-        window = layer.sliding_window if kind is classes.DynamicSlidingWindowLayer else None
-        stored = 0 if layer.keys is None else int(layer.keys.shape[2])
-        if kind is classes.StaticSlidingWindowLayer:
-            window = layer.max_cache_len
-        if kind in (classes.StaticLayer, classes.StaticSlidingWindowLayer):
-            stored = min(stored, length)
-        if window is None and stored != length:
-            message = f"layer {index}: {length} tokens in a cache of {stored} columns"
-            raise LayoutError(message, expected=length, actual=stored)
-        layers.append(_Layer(index, (layer.keys, layer.values), window, length - stored, length))
-    if not layers or not layers[0].num_columns:
-        raise LayoutError("the cache is empty", expected="1 column or more", actual=0)
-    return layers
+def _cut_token_ids(facts: CacheFacts, tokens: Sequence[Int64Array], *, columns: int) -> CacheFacts:
+    """Cut a rectangle of token ids to what is no padding."""
+    given = facts.get("token_ids")
+    if given is None or len(getattr(given, "shape", ())) != 2:
+        return facts
+    rectangle = as_array(given, name="token_ids")
+    if rectangle.shape[0] != len(tokens) or rectangle.shape[1] < columns:
+        expected = (len(tokens), columns)
+        message = f"token_ids: shape {rectangle.shape}, expected {expected} or more columns"
+        raise LayoutError(message, expected=expected, actual=rectangle.shape)
+    return {**facts, "token_ids": [row[cols] for row, cols in zip(rectangle, tokens, strict=True)]}
+
+
+def _words(arrays: Mapping[int, Sequence[Any]]) -> list[tuple[Words, ElementType]]:
+    return [
+        as_words(array, name=f"layer {index} {role}")
+        for index, pair in arrays.items()
+        for role, array in zip(_ROLES, pair, strict=True)
+    ]
+
+
+def _slot_rows(pages: Words, slots: Sequence[tuple[Int64Array, Int64Array]]) -> TokenRows:
+    def rows(s: int) -> Words:
+        taken: Words = pages[slots[s]]
+        return taken
+
+    return rows
+
+
+def _tensors(
+    layers: Iterable[int],
+    paged: PagedRows,
+    words: Sequence[tuple[Words, ElementType]],
+    *,
+    facts: CacheFacts,
+    lengths: Sequence[int],
+    kv_group: int,
+) -> dict[int, list[BlockPagedTensor]]:
+    sequences = Sequences(**facts, seq_lens=lengths, page_positions=paged.page_positions)
+    pairs = iter(zip(paged.pools, words, strict=True))
+    return {
+        index: [
+            BlockPagedTensor.from_arrays(
+                pool.view(element.pool_dtype),
+                block_tables=paged.block_tables,
+                element_type=element,
+                kv_role=role,
+                layer_index=index,
+                kv_group=kv_group,
+                sequences=sequences,
+            )
+            for role, (pool, (_, element)) in zip(_ROLES, pairs, strict=False)
+        ]
+        for index in layers
+    }
+
+
+# -- into the rectangle ------------------------------------------------------------------------------------------------
+
+
+def _by_layer(tensors: Iterable[BlockPagedTensor]) -> dict[int, list[BlockPagedTensor]]:
+    """Give key and value of each layer, in the order of the layers."""
+    layers: dict[int, dict[str, BlockPagedTensor]] = {}
+    for tensor in tensors:
+        if tensor.component != "values" or tensor.quantization is not None or tensor.kv_role not in _ROLES:
+            raise UnsupportedError(f"{tensor!r}: transformers keeps plain keys and values")
+        if tensor.element_type.name not in _TORCH_TYPES:
+            raise UnsupportedError(f"{tensor!r}: expected one of {_TORCH_TYPES}")
+        if tensor.layer_index is None or tensor.kv_role in layers.setdefault(tensor.layer_index, {}):
+            raise LayoutError(f"{tensor!r}: expected one {tensor.kv_role} per layer_index", expected=1, actual=2)
+        layers[tensor.layer_index][tensor.kv_role] = tensor
+    incomplete = sorted(index for index, pair in layers.items() if len(pair) < len(_ROLES))
+    if incomplete or not layers:
+        message = f"layers {incomplete} lack their key or value" if layers else "no tensors"
+        raise LayoutError(message, expected=_ROLES, actual=incomplete)
+    return {index: [layers[index][role] for role in _ROLES] for index in sorted(layers)}
+
+
+def _lengths(tensors: Iterable[BlockPagedTensor], batch: Sequence[int], tokens: int | None) -> list[int]:
+    """Give the tokens of each sequence of the batch, which have to be the same in every group."""
+    lengths: list[int] = []
+    for tensor in {id(tensor.sequences): tensor for tensor in tensors}.values():
+        positions = [tensor.positions(s) for s in batch]
+        stored = [int(each[-1]) + 1 if each.size else 0 for each in positions]
+        lengths = lengths or stored
+        if stored != lengths:
+            message = f"sequences end at {lengths} in one kv_group and at {stored} in another"
+            raise LayoutError(message, expected=lengths, actual=stored)
+    if tokens is not None and not 0 < tokens <= min(lengths):
+        message = f"tokens {tokens}, expected 1 … {min(lengths)}, which every sequence has"
+        raise LayoutError(message, expected=min(lengths), actual=tokens)
+    return lengths if tokens is None else [tokens] * len(lengths)
