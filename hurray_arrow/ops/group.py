@@ -42,9 +42,10 @@ def take_group(tensors: Tensors) -> Group:
         tensor.check()
     for place, tensor in enumerate(group[1:], 1):
         check_same_tables(group[0], tensor, where=f"tensors[{place}]")
-        if {group[0].kv_group, tensor.kv_group} not in ({tensor.kv_group}, {None, tensor.kv_group}):
-            message = f"{tensor.kv_group}, expected {group[0].kv_group} as of the first tensor"
-            raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, f"tensors[{place}].kv_group", message, _SPEC))
+    numbers = sorted({tensor.kv_group for tensor in group if tensor.kv_group is not None})
+    if len(numbers) > 1:
+        message = f"tensors of kv_groups {numbers}, expected one group"
+        raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, _SPEC))
     return group
 
 
