@@ -93,18 +93,20 @@ def outcome_of(path: Path, original: Original, *, mapped: bool = True) -> str:
 
 
 def _outcome_of_reading(snapshot: Snapshot, original: Original) -> str:
-    if (snapshot.metadata, snapshot.entries) != (original.metadata, original.entries):
-        raise SilentDamageError("the snapshot lists something else")
+    # What a row takes in the file depends on how it was padded.
+    listed, expected = ([entry._replace(stored_bytes=0) for entry in one.entries] for one in (snapshot, original))
     try:
         tensors = list(snapshot.iter_tensors())
     except HurrayArrowError as error:
         read = f"read: {code_of(error)}"
     else:
         read = SAME if all(map(is_same, tensors, original.tensors)) else "differs"
+    if snapshot.metadata != original.metadata or listed != expected:
+        read = read if read.startswith("read: ") else "lists something else"
     try:
         snapshot.verify()
     except HurrayArrowError as error:
-        return f"verify: {code_of(error)}" if read in {SAME, "differs"} else read
+        return read if read.startswith("read: ") else f"verify: {code_of(error)}"
     if read != SAME:
         raise SilentDamageError(f"verify() is content, reading says {read}")
     return SAME

@@ -125,7 +125,7 @@ def test_every_single_bit_flip(tmp_path):
     regions = regions_of(path)
     cases = [(name, bit) for name, region in regions.items() for bit in range(8 * region.start, 8 * region.stop)]
     assert len(cases) == 8 * len(content) > 100_000
-    counts = sum(run_cases(flip_and_look, content, cases, timeout_seconds=600), Counter())
+    counts = sum(run_cases(flip_and_look, content, cases, timeout_seconds=1500), Counter())
     print_counts(counts)
     assert counts.total() == len(cases)
     by_region = {name: {o: n for (r, o), n in counts.items() if r == name} for name in regions}
@@ -133,11 +133,17 @@ def test_every_single_bit_flip(tmp_path):
         # Every bit outside of pages is found by reading, every bit of a page by verifying; no other outcome.
         assert set(by_region[f"row {number} head"]) == {"read: row_checksum"}
         assert set(by_region.get(f"row {number} tail", {"read: row_checksum"})) == {"read: row_checksum"}
-        assert set(by_region[f"row {number} pages"]) == {"verify: page_checksum"}
+        assert set(by_region[f"row {number} pages"]) <= {"verify: page_checksum", "read: page_pool_padding"}
     # Uncovered on purpose: the schema message at the start, the end batch's header, the magic; and what Arrow does not
     # look at in the footer (padding, the file's own list of what it has not).
-    uncovered = {name for name, outcomes in by_region.items() if SAME in outcomes}
-    assert uncovered <= {"schema message", "end batch", "footer", "magic"}
+    assert set(by_region["schema message"]) == {SAME}
+    assert SAME not in by_region["magic"]
+    uncovered = {
+        name: outcomes[SAME] / sum(outcomes.values()) for name, outcomes in by_region.items() if SAME in outcomes
+    }
+    assert set(uncovered) == {"schema message", "end batch", "footer"}
+    assert uncovered["end batch"] < 0.5
+    assert uncovered["footer"] < 0.15
 
 
 def print_counts(counts: Counter) -> None:

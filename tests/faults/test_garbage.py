@@ -123,7 +123,9 @@ def test_two_snapshots_in_one_file_are_refused(snapshot_path, tmp_path):
 def test_an_exchanged_row_is_found_though_it_is_a_row_of_a_snapshot(tmp_path):
     paths = [tmp_path / "a.arrow", tmp_path / "b.arrow"]
     for path, seed in zip(paths, (3, 5), strict=True):
-        write_snapshot(path, [make_tensor(seed=seed), make_tensor(seed=seed, layer_index=3)], metadata=METADATA | {"groups": []})
+        write_snapshot(
+            path, [make_tensor(seed=seed), make_tensor(seed=seed, layer_index=3)], metadata=METADATA | {"groups": []}
+        )
     originals = [Original.of(path) for path in paths]
     place = originals[0].places[1][0]
     assert place.block == originals[1].places[1][0].block
