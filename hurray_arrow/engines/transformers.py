@@ -96,7 +96,8 @@ def export_cache(
         paged = page_rows(
             sources, lengths=lengths, first_positions=first_positions, page_size=page_size, page_keys=keys or None
         )
-        tensors |= _tensors(arrays, paged, words, facts=facts, lengths=lengths, kv_group=kv_group)
+        elements = [element for _, element in words]
+        tensors |= _tensors(arrays, paged, elements, facts=facts, lengths=lengths, kv_group=kv_group)
     return [tensor for index in sorted(tensors) for tensor in tensors[index]]
 
 
@@ -139,17 +140,18 @@ def export_paged_cache(
     tensors: dict[int, list[BlockPagedTensor]] = {}
     for kv_group, allocator in enumerate(cache.cache_allocators.values()):
         slots, first_positions, blocks = classes.request_slots(allocator, requests)
-        arrays = {index: allocator.get_cache_for_block_table(index) for index in allocator.layer_indices}
-        words = _words(arrays)
-        lengths = [pages.size for pages, _ in slots]
+        pages, element = as_words(classes.flat_pages(allocator), name=f"{allocator.layer_type} pages")
+        layers = list(allocator.layer_indices)
+        lengths = [of_tokens.size for of_tokens, _ in slots]
         paged = page_rows(
-            [_slot_rows(array, slots) for array, _ in words],
+            [_slot_rows(pages, slots, page) for page in range(len(_ROLES) * len(layers))],
             lengths=lengths,
             first_positions=first_positions,
             page_size=int(allocator.tokens_per_page),
             page_keys=blocks,
         )
-        tensors |= _tensors(arrays, paged, words, facts=known, lengths=lengths, kv_group=kv_group)
+        elements = [element] * len(paged.pools)
+        tensors |= _tensors(layers, paged, elements, facts=known, lengths=lengths, kv_group=kv_group)
     return [tensor for index in sorted(tensors) for tensor in tensors[index]]
 
 
@@ -329,9 +331,12 @@ def _words(arrays: Mapping[int, Sequence[Any]]) -> list[tuple[Words, ElementType
     ]
 
 
-def _slot_rows(pages: Words, slots: Sequence[tuple[Int64Array, Int64Array]]) -> TokenRows:
+def _slot_rows(pages: Words, slots: Sequence[tuple[Int64Array, Int64Array]], page: int) -> TokenRows:
+    """Give the tokens of a request out of one page of each of its blocks."""
+
     def rows(s: int) -> Words:
-        taken: Words = pages[slots[s]]
+        first_pages, places = slots[s]
+        taken: Words = pages[first_pages + page, places]
         return taken
 
     return rows
@@ -340,14 +345,14 @@ def _slot_rows(pages: Words, slots: Sequence[tuple[Int64Array, Int64Array]]) -> 
 def _tensors(
     layers: Iterable[int],
     paged: PagedRows,
-    words: Sequence[tuple[Words, ElementType]],
+    elements: Sequence[ElementType],
     *,
     facts: CacheFacts,
     lengths: Sequence[int],
     kv_group: int,
 ) -> dict[int, list[BlockPagedTensor]]:
     sequences = Sequences(**facts, seq_lens=lengths, page_positions=paged.page_positions)
-    pairs = iter(zip(paged.pools, words, strict=True))
+    pairs = iter(zip(paged.pools, elements, strict=True))
     return {
         index: [
             BlockPagedTensor.from_arrays(
@@ -359,7 +364,7 @@ def _tensors(
                 kv_group=kv_group,
                 sequences=sequences,
             )
-            for role, (pool, (_, element)) in zip(_ROLES, pairs, strict=False)
+            for role, (pool, element) in zip(_ROLES, pairs, strict=False)
         ]
         for index in layers
     }

@@ -169,6 +169,19 @@ def group_metadata(config: Any, *, index: int, window: int | None) -> dict[str, 
     return {"kind": "chunked" if chunked else "sliding_window", "window_tokens": int(stated or window)}
 
 
+def flat_pages(allocator: Any) -> Any:
+    """Give the flat tensor of a continuous-batching allocator, trash sectors and all, as its pages.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[pages, page_size, heads, head_dim]``, a view; the pages of a block follow each other,
+        ``[L0 keys | L0 values | L1 keys | …]`` over the allocator's layers.
+    """
+    heads, head_dim = allocator.cache_tensor.shape[2:]
+    return allocator.cache_tensor.view(-1, int(allocator.tokens_per_page), heads, head_dim)
+
+
 def request_slots(
     allocator: Any, requests: Mapping[str, int]
 ) -> tuple[list[tuple[Int64Array, Int64Array]], list[int], list[list[int]]]:
@@ -184,8 +197,8 @@ def request_slots(
     Returns
     -------
     slots
-        Per request the page and the slot of each stored token, in the order of positions, int64 ``[tokens]`` each.
-        Pages count in the views that ``get_cache_for_block_table`` gives.
+        Per request, for each stored token in the order of positions, the first page of its block and its slot in a
+        page, int64 ``[tokens]`` each. Pages count as in :func:`flat_pages`.
     first_positions
         Position of the first of them.
     blocks
@@ -197,7 +210,7 @@ def request_slots(
         An unknown request, or more tokens than its blocks hold.
     """
     size, ring = int(allocator.tokens_per_page), getattr(allocator, "sliding_window", None)
-    # Blocks hold the pages of all layers of the kind, keys and values.
+    # A block holds, for each layer of the kind in turn, a page of keys and one of values.
     stride = int(allocator.block_physical_stride) // size
     slots, first_positions, blocks = [], [], []
     for request, tokens in requests.items():

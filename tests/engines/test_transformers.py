@@ -221,7 +221,7 @@ def test_windows_match_a_prefix_only_where_they_are_stored(tmp_path):
             import_cache(snapshot.iter_tensors(), expect=None)
 
 
-def test_a_full_cache_becomes_windows_and_a_dynamic_one_static(tmp_path):
+def test_a_full_cache_becomes_windows_and_a_dynamic_one_static():
     model = sliding()
     ids, mask = prompts(8, 25)
     everything = DynamicCache()
@@ -346,7 +346,7 @@ def test_layers_that_hold_more_are_refused_by_name():
 
 
 def test_what_does_not_fit_the_cache_is_refused(stored):
-    model, path = stored
+    model, _ = stored
     ids, mask = prompts(9, 9)
     cache = DynamicCacheOf(model, ids, mask)
     for arguments in (
