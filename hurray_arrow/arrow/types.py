@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from hurray_arrow import _json
 from hurray_arrow.arrow.page_class import (
+    BYTE_PLANES,
     MAX_METADATA_BYTES,
     METADATA_VERSION,
     PageClass,
@@ -26,6 +27,7 @@ from hurray_arrow.arrow.page_class import (
     parse_metadata,
     parse_page_pool_metadata,
 )
+from hurray_arrow.arrow.planes import from_planes
 from hurray_arrow.arrow.windows import fixed_size_list_bytes, list_window, primitive_bytes, primitive_values
 from hurray_arrow.errors import (
     ExtensionMetadataError,
@@ -98,7 +100,7 @@ class PagePoolType(pa.ExtensionType):
         found: PageClass | HurrayArrowError
         try:
             found = parse_page_pool_metadata(bytes(serialized), storage)
-            if not found.fits_a_column or found.storage_type() != storage:
+            if not found.fits_a_column or not _holds_the_same(found.storage_type(), storage):
                 expected = found.storage_type() if found.fits_a_column else "no pages of its own"
                 message = f"storage {storage}, metadata says {expected}"
                 raise ExtensionMetadataError(metadata_problem(message))
@@ -162,7 +164,8 @@ class BlockTableType(pa.ExtensionType):
         problem = None
         try:
             parse_metadata(bytes(serialized))
-            if storage not in BLOCK_TABLE_STORAGES.values():
+            lists = pa.types.is_list(storage) or pa.types.is_large_list(storage)
+            if not lists or storage.value_type not in (pa.uint32(), pa.uint64()):
                 raise ExtensionMetadataError(metadata_problem(f"storage {storage} is not one of a block table"))
         except (ExtensionMetadataError, UnsupportedError) as error:
             problem = _problem_of(error)
@@ -199,17 +202,23 @@ class PagePoolArray(pa.ExtensionArray):
         numpy.ndarray
             ``[num_pages, page_size, num_heads, head_dim]`` in the element type's pool dtype; for packed types
             ``uint8 [num_pages, page_bytes]``. A read-only view that keeps the Arrow buffer alive; nothing is copied.
+            New memory for byte planes.
 
         Raises
         ------
         ExtensionMetadataError, UnsupportedError
             As :attr:`PagePoolType.page_class`.
         InvariantError
-            ``arrow_null``: a page is null.
+            ``arrow_null``: a page or a value in it is null.
         """
         page_class = self.type.page_class
-        _refuse_nulls(self)
-        pages: npt.NDArray[Any] = fixed_size_list_bytes(self.storage).view(page_class.page_dtype)
+        _refuse_nulls(self, PagePoolType.NAME)
+        stored = self.storage
+        if page_class.encoding == BYTE_PLANES:
+            raw = _joined([_plane_bytes(stored.field(k)) for k in range(page_class.num_planes)])
+        else:
+            raw = _plane_bytes(stored)
+        pages: npt.NDArray[Any] = raw.view(page_class.page_dtype)
         return pages.reshape(len(self), *page_class.page_array_shape)
 
 
@@ -222,7 +231,10 @@ class PagePoolScalar(pa.ExtensionScalar):
         if not self.is_valid:
             return None
         page_class = self.type.page_class
-        raw = primitive_bytes(self.value.values)
+        if page_class.encoding == BYTE_PLANES:
+            raw = _joined([primitive_bytes(self.value[f"b{k}"].values) for k in range(page_class.num_planes)])
+        else:
+            raw = primitive_bytes(self.value.values)
         return raw.view(page_class.page_dtype).reshape(page_class.page_array_shape)
 
 
@@ -238,7 +250,7 @@ class BlockTableArray(pa.ExtensionArray):
         InvariantError
             ``arrow_null``: a sequence is null.
         """
-        _refuse_nulls(self)
+        _refuse_nulls(self, BlockTableType.NAME)
         return list_window(self.storage)[0]
 
     @property
@@ -250,7 +262,7 @@ class BlockTableArray(pa.ExtensionArray):
         InvariantError
             ``arrow_null``: a sequence is null.
         """
-        _refuse_nulls(self)
+        _refuse_nulls(self, BlockTableType.NAME)
         return primitive_values(list_window(self.storage)[1])
 
 
@@ -280,12 +292,36 @@ def _problem_of(error: HurrayArrowError) -> Problem:
     return error.problems[0] if isinstance(error, ExtensionMetadataError) else metadata_problem(str(error))
 
 
-def _refuse_nulls(array: pa.ExtensionArray) -> None:
+def _holds_the_same(expected: pa.DataType, found: pa.DataType) -> bool:
+    """Say whether two storages differ in names of list items and in "not null" at most, which Polars drops."""
+    if pa.types.is_struct(expected) and pa.types.is_struct(found):
+        one, two = list(expected), list(found)
+        return [field.name for field in one] == [field.name for field in two] and all(
+            _holds_the_same(a.type, b.type) for a, b in zip(one, two, strict=True)
+        )
+    if pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(found):
+        return (expected.list_size, expected.value_type) == (found.list_size, found.value_type)
+    return False
+
+
+def _plane_bytes(pages: pa.FixedSizeListArray) -> npt.NDArray[np.uint8]:
+    _refuse_nulls(pages, PagePoolType.NAME)
+    size = pages.type.list_size
+    _refuse_nulls(pages.values.slice(pages.offset * size, len(pages) * size), PagePoolType.NAME)
+    return fixed_size_list_bytes(pages)
+
+
+def _joined(planes: list[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    raw = np.empty(sum(plane.nbytes for plane in planes), np.uint8)
+    from_planes(planes, raw)
+    raw.flags.writeable = False
+    return raw
+
+
+def _refuse_nulls(array: pa.Array, where: str) -> None:
     if array.null_count:
         message = f"{array.null_count} nulls where there are none"
-        raise InvariantError(
-            Problem(ProblemCode.ARROW_NULL, array.type.extension_name, message, spec="snapshot format 1")
-        )
+        raise InvariantError(Problem(ProblemCode.ARROW_NULL, where, message, spec="snapshot format 1"))
 
 
 def _pickled(kind: pa.ExtensionType) -> tuple[bytes, bytes]:

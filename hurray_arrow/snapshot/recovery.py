@@ -2,7 +2,7 @@
 
 A writer that died left a file without a footer; another tool that rewrote the file dropped the end batch, may have put
 many rows into a batch, renamed child fields, stripped the extension types and written list for large_list. Both are
-read as what an Arrow file is after its first 8 bytes: a stream.
+read as what an Arrow file is after its first bytes: a stream; or where it is none, by its footer.
 
 Spec: snapshot format, section 4.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hurray_arrow.arrow.ipc_layout import HEAD_BYTES, MAGIC, IpcLayoutError, batch_layout
+from hurray_arrow.arrow.ipc_layout import CONTINUATION, MAGIC, IpcLayoutError, batch_layout
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row
@@ -31,11 +31,15 @@ from hurray_arrow.errors import (
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.files import FileRange
 from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.snapshot.tail import arrow_file, read_footer
 from hurray_arrow.spec import INDEX_TYPE_NAMES
 
 #: A rewritten file may be compressed; a body that states more than this many times its size is not decompressed.
 MAX_EXPANSION = 100
 FREE_EXPANSION_BYTES = 64 << 20
+#: What a message starts with, and the most that writers put before the first one.
+MARKER = struct.pack("<I", CONTINUATION)
+LONGEST_HEAD_BYTES = 64 + len(MARKER)
 
 
 class RecoveredRows:
@@ -96,21 +100,38 @@ class RecoveredRows:
         self._source.close()
 
     def _open(self) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        size = self._source.size
-        start = HEAD_BYTES if self._source.read(0, min(size, len(MAGIC))).to_pybytes() == MAGIC else 0
-        stream = pa.BufferReader(self._source.read(start, size - start)) if size > start else pa.BufferReader(b"")
+        start = self._stream_start()
         try:
+            if start is None:
+                blocks = read_footer(self._source)
+                schema = pa.ipc.open_file(arrow_file(self._source)).schema
+                places = ((block.offset, block.end - block.offset) for block in blocks)
+                return schema, self._batches(
+                    (pa.ipc.read_message(self._source.read(*place)) for place in places), schema
+                )
+            stream = pa.BufferReader(self._source.read(start, self._source.size - start))
             reader = pa.ipc.MessageReader.open_stream(stream)
             schema = pa.ipc.read_schema(reader.read_next_message())
         except (pa.ArrowException, OSError, StopIteration, EOFError) as error:
             raise SnapshotIncompleteError(f"nothing to recover: {error}", url=self._source.url) from error
-        return schema, self._batches(reader, schema)
+        return schema, self._batches(iter(reader), schema)
 
-    def _batches(self, reader: pa.ipc.MessageReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _stream_start(self) -> int | None:
+        """Return where the file is a stream; ``None`` for what only the footer can tell.
+
+        arrow-rs puts zeros before the schema message, and Polars something else.
+        """
+        head = self._source.read(0, min(self._source.size, LONGEST_HEAD_BYTES)).to_pybytes()
+        if not head.startswith(MAGIC):
+            return 0
+        rest = head[len(MAGIC) :].lstrip(b"\0")
+        return len(head) - len(rest) if not rest or rest.startswith(MARKER[: len(rest)]) else None
+
+    def _batches(self, messages: Iterator[pa.ipc.Message], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         number = 0
         while True:
             try:
-                message = reader.read_next_message()
+                message = next(messages)
                 _check_expansion(message)
                 batch = pa.ipc.read_record_batch(message, schema)
                 batch.validate(full=True)

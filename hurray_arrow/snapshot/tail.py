@@ -63,9 +63,9 @@ def read_tail(source: FileRange) -> Tail:
         Another version of the format, or a feature that this version does not know.
     """
     url = source.url
-    blocks = _footer(source)
+    blocks = read_footer(source)
     try:
-        reader = pa.ipc.open_file(_arrow_file(source))
+        reader = pa.ipc.open_file(arrow_file(source))
         schema = reader.schema
         types = extension_types(schema)
         check_format_version(schema.metadata, url=url)
@@ -97,8 +97,16 @@ def _check_end_batch(source: FileRange, block: Block) -> None:
         raise IpcLayoutError(f"an end batch compressed with codec {layout.compression}")
 
 
-def _footer(source: FileRange) -> list[Block]:
-    """Return the footer's blocks; the last is the end batch."""
+def read_footer(source: FileRange) -> list[Block]:
+    """Return the footer's blocks; the last of a snapshot is the end batch.
+
+    Raises
+    ------
+    SnapshotIncompleteError
+        The file does not end with a footer.
+    SnapshotCorruptError
+        ``footer_invalid``: it lists no batch, or one outside the file.
+    """
     if source.size < HEAD_BYTES + TAIL_BYTES:
         raise SnapshotIncompleteError(f"{source.size} bytes are no Arrow file", url=source.url)
     try:
@@ -118,7 +126,8 @@ def _footer_error(message: str, url: str) -> SnapshotCorruptError:
     return SnapshotCorruptError(Problem(ProblemCode.FOOTER_INVALID, "footer", message, SPEC), url=url)
 
 
-def _arrow_file(source: FileRange) -> pa.NativeFile:
+def arrow_file(source: FileRange) -> pa.NativeFile:
+    """Return the source as pyarrow takes it; a mapping stays one."""
     if source.is_mapped:
         return pa.BufferReader(source.read(0, source.size))
     return pa.PythonFile(_RangeFile(source), mode="r")

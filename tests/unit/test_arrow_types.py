@@ -25,7 +25,7 @@ from hurray_arrow.arrow.types import (
     register,
 )
 from hurray_arrow.arrow.windows import list_window, validity
-from hurray_arrow.errors import ExtensionMetadataError, ProblemCode, UnsupportedError
+from hurray_arrow.errors import ExtensionMetadataError, InvariantError, ProblemCode, UnsupportedError
 from tests.sample import ALL_ELEMENT_TYPES, HEAD_DIM, NUM_HEADS, NUM_PAGES, PAGE_SIZE, codes_of, make_tensor
 
 BFLOAT16 = PageClass("bfloat16", 16, (5, 3, 11))
@@ -347,7 +347,11 @@ def test_a_private_type_whose_storage_is_no_whole_number_of_elements_is_unreadab
     assert schema_with(metadata, storage=pa.list_(pa.uint8())).field("pages").type.problem is not None
 
 
-@pytest.mark.parametrize("storage", [pa.uint8(), pa.binary(330), pa.list_(pa.uint16(), 165), pa.utf8()], ids=str)
+@pytest.mark.parametrize(
+    "storage",
+    [pa.uint8(), pa.binary(330), pa.list_(pa.uint8(), 330), pa.list_(pa.uint16()), pa.struct([("b0", pa.uint8())])],
+    ids=str,
+)
 def test_a_storage_that_no_page_has_is_unreadable(storage):
     kind = schema_with(page_pool_metadata(BFLOAT16), storage=storage).field("pages").type
     assert kind.problem.code == ProblemCode.EXTENSION_METADATA_INVALID
@@ -360,7 +364,6 @@ def test_a_storage_that_no_page_has_is_unreadable(storage):
         (b"", BLOCK_TABLE_STORAGES["list<uint32>"]),
         (b'{"version":2}', BLOCK_TABLE_STORAGES["list<uint32>"]),
         (b'{"version":1}', pa.list_(pa.int32())),
-        (b'{"version":1}', pa.list_(pa.uint32())),  # items may be null
         (b'{"version":1}', pa.uint32()),
     ],
 )
@@ -369,6 +372,69 @@ def test_an_unreadable_block_table_type_opens_and_says_why(metadata, storage):
     assert isinstance(kind, BlockTableType)
     assert kind.problem.code == ProblemCode.EXTENSION_METADATA_INVALID
     assert kind.__arrow_ext_serialize__() == metadata
+
+
+def test_storage_that_polars_made_nullable_is_the_same_pages():
+    tensor = make_tensor()
+    storage = pa.list_(pa.field("element", pa.uint16()), 165)
+    kind = schema_with(page_pool_metadata(BFLOAT16), storage=storage).field("pages").type
+    assert kind.problem is None
+    assert kind.storage_type == storage
+    assert kind != PagePoolType(BFLOAT16)
+    assert kind.page_class == BFLOAT16
+    stored = pools(tensor).storage.cast(storage)
+    assert same(pa.ExtensionArray.from_storage(kind, stored).to_pages(), page_values(tensor))
+    values = stored.to_pylist()
+    values[5][164] = None
+    holed = pa.ExtensionArray.from_storage(kind, pa.array(values, storage))
+    assert holed.null_count == 0
+    with pytest.raises(InvariantError) as caught:
+        holed.to_pages()
+    assert caught.value.codes == ["arrow_null"]
+    assert same(holed.slice(6).to_pages(), page_values(tensor)[6:])
+
+
+@pytest.mark.parametrize("storage", [pa.list_(pa.uint32()), pa.large_list(pa.uint32()), pa.list_(pa.uint64())], ids=str)
+def test_block_tables_that_polars_made_nullable_or_large_are_block_tables(storage):
+    kind = schema_with(b'{"version":1}', name="hurray.block_table", storage=storage).field("pages").type
+    assert kind.problem is None
+    array = pa.ExtensionArray.from_storage(kind, pa.array([[5, 2], [], [3]], storage))
+    assert (array.seq_ptr.tolist(), array.block_table.tolist()) == ([0, 2, 2, 3], [5, 2, 3])
+
+
+# -- byte planes ------------------------------------------------------------------------------------------------------
+
+PLANES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8, "complex128": 16, "float128": 16}
+
+
+@pytest.mark.parametrize(("name", "count"), PLANES.items())
+def test_byte_planes_give_the_same_pages(name, count):
+    tensor = make_tensor(element_type=name)
+    kind = PagePoolType(PageClass(name, tensor.element_type.bits, (5, 3, 11), "byte_planes"))
+    assert kind.storage_type.num_fields == count
+    raw = tensor.buffers[0].reshape(7, 165, count)
+    planes = [
+        pa.FixedSizeListArray.from_arrays(pa.array(raw[:, :, k].reshape(-1)), type=kind.storage_type.field(k).type)
+        for k in range(count)
+    ]
+    fields = [kind.storage_type.field(k) for k in range(count)]
+    pages = pa.ExtensionArray.from_storage(kind, pa.StructArray.from_arrays(planes, fields=fields))
+    expected = page_values(tensor)
+    assert same(pages.to_pages(), expected)
+    assert not pages.to_pages().flags.writeable
+    assert same(pages.slice(2, 3).to_pages(), expected[2:5])
+    assert same(pages.slice(2)[3].as_py(), expected[5])
+    assert same(pages.take(pa.array([6, 1])).to_pages(), expected[[6, 1]])
+    again = through_ipc(pa.table({"p": pages})).schema.field("p").type
+    assert again == kind
+    assert again.problem is None
+    assert again.page_class.encoding == "byte_planes"
+
+
+@pytest.mark.parametrize("name", ["int8", "bool", "int4", "float8_e4m3", "private_0xFE", "private_0xF0"])
+def test_types_of_one_byte_or_none_of_their_own_have_no_planes(name):
+    with pytest.raises(UnsupportedError):
+        PageClass(name, ALL_ELEMENT_TYPES[name].bits, (4, 3, 8), "byte_planes").storage_type()
 
 
 # -- pickling ---------------------------------------------------------------------------------------------------------
