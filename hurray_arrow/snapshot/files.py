@@ -6,11 +6,10 @@ Spec: snapshot format, section 5; house rules on secrets (files are created 0600
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -18,6 +17,7 @@ from typing import Any, BinaryIO, Self
 import pyarrow as pa
 
 from hurray_arrow.errors import SnapshotError, SnapshotIncompleteError
+from hurray_arrow.mappings import FileMapping
 from hurray_arrow.spec import MIN_ALIGNMENT_BYTES
 
 #: Small writes gather here; the pages pass by it straight into the kernel.
@@ -162,8 +162,7 @@ class FileRange:
             if not self.size:
                 raise SnapshotIncompleteError("the file is empty", url=self.url)
             if mapped:
-                mapping = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
-                self._buffer = pa.py_buffer(mapping)
+                self._buffer = pa.py_buffer(FileMapping(self._descriptor, self.size))
         except BaseException:
             self.close()
             raise
@@ -196,6 +195,10 @@ class FileRange:
                 )
             done += count
         return target.slice(before)
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
+        """Return several ranges, each ``(offset, size)``; as :meth:`read`."""
+        return [self.read(offset, size) for offset, size in ranges]
 
     @property
     def is_mapped(self) -> bool:

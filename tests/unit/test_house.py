@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["errors"],
     ["spec"],
-    ["_json", "_wire", "packing"],
+    ["_json", "_wire", "mappings", "packing"],
     ["elements", "schemes", "sequences"],
     ["sections"],
     ["quantization"],
