@@ -236,7 +236,7 @@ def zst_frame(text: bytes, *, states_size: bool = True) -> bytes:
 
 
 def column_places(schema: pa.Schema) -> dict[str, tuple[int, int]]:
-    """Return (number of its field node, number of its first buffer) of every array by its path: ``block_table.item``."""
+    """Return each array's (number of its field node, of its first buffer) by its path, such as ``block_table.item``."""
     places: dict[str, tuple[int, int]] = {}
     counts = [0, 0]
 

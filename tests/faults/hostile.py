@@ -288,7 +288,9 @@ def _patch(name: str, patch: Callable[[RowBytes, dict[str, tuple[int, int]]], No
     add_case(f"row {name}", change, *expected)
 
 
-def _pack(kind: str, value: int, where: str = "node", path: str = "", buffer: int = 0, shift: int = 0):
+def _pack(  # noqa: PLR0917 - a table of patches reads best as rows
+    kind: str, value: int, where: str = "node", path: str = "", buffer: int = 0, shift: int = 0
+) -> Callable[[RowBytes, dict[str, tuple[int, int]]], None]:
     def patch(row: RowBytes, places: dict[str, tuple[int, int]]) -> None:
         node, first_buffer = places[path] if path else (0, 0)
         place = {
@@ -374,8 +376,8 @@ def _with(path: str, value: Any) -> Callable[[pa.Array], pa.Array]:
     def make(array: pa.Array) -> pa.Array:
         values = _storage_values(array)
         target, last = values, 0
-        for step in [0, *path.split(".")] if path else [0]:
-            step = int(step) if str(step).isdigit() else step
+        steps = [0, *(int(step) if step.isdigit() else step for step in path.split(".") if step)]
+        for step in steps:
             holder, target, last = target, target[step], step
         holder[last] = value
         return _typed(values, array.type)

@@ -1,6 +1,6 @@
 """A snapshot of a few KiB that has one of everything, for tests that damage every part of it.
 
-Companions, absent pages, quantization buffers, two kv_groups, two page columns and a pool that cannot be cut into pages.
+Companions, absent pages, quantization buffers, two kv_groups, two page columns and a pool that is not cut into pages.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def regions_of(path: Path) -> dict[str, range]:
 
 
 def flip_and_look(content: bytes, share: Sequence[tuple[str, int]], started: Callable[[int], None]) -> Counter:
-    """Flip the bits of a share of (region, bit) one after another in an own copy of the file, and count the outcomes."""
+    """Flip each bit of a share of (region, bit) in an own copy of the file, and count the outcomes."""
     counts: Counter = Counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "flipped.arrow")

@@ -242,8 +242,8 @@ def test_what_is_no_file(tmp_path, mapped):
         open_snapshot(tmp_path, mapped=mapped)
     with pytest.raises(FileNotFoundError):
         open_snapshot(tmp_path / "missing", mapped=mapped)
+    write_small(tmp_path / "s.arrow")
     with pytest.raises(NotADirectoryError):
-        write_small(tmp_path / "s.arrow")
         open_snapshot(tmp_path / "s.arrow" / "below", mapped=mapped)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SnapshotIncompleteError):
