@@ -184,7 +184,11 @@ class SnapshotWriter:
         self._schema = plan.arrow_schema(schema_metadata(self._metadata))
         self._state = _State.OPEN
         self._file = AtomicFile(path, overwrite=overwrite, mode=mode)
-        self._file.write(file_head(self._schema))
+        try:
+            self._file.write(file_head(self._schema))
+        except BaseException:
+            self._file.discard()
+            raise
         callback = progress or NoOpCallback()
         self._rows: ShareRows | ArchiveRows
         if profile == "share":
@@ -243,8 +247,8 @@ class SnapshotWriter:
         FileExistsError
             Somebody took the name in the meantime and ``overwrite`` is False.
         """
-        self._check_open()
         try:
+            self._check_open()
             self._rows.flush()
             rows = self._rows.rows
             missing = [] if self._metadata.get("partial") else missing_members(self._metadata, rows)
