@@ -9,7 +9,7 @@ import platform
 import numpy as np
 import pyarrow as pa
 
-MODULES = ("share", "archive")
+MODULES = ("share", "archive", "ops")
 
 
 def main() -> None:

@@ -23,6 +23,8 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 #: Stands in a page for slots that no source fills.
 NOTHING = -1
+#: Page ids below this are numbered in an array of their size.
+_SMALL_IDS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,14 @@ def first_use(entries: IndexArray) -> tuple[IndexArray, Int64Array]:
     numbers : numpy.ndarray
         int64 ``[n]``: the place in ``values`` of each entry.
     """
+    highest = int(entries.max()) if entries.size else 0
+    if highest < 4 * entries.size + _SMALL_IDS:
+        # Sorting takes ten times as long, but needs no memory for ids that only a hostile table has.
+        first_place = np.full(highest + 1, entries.size)
+        np.minimum.at(first_place, entries, np.arange(entries.size))
+        distinct = entries[first_place[entries] == np.arange(entries.size)]
+        first_place[distinct] = np.arange(distinct.size)
+        return distinct, first_place[entries]
     values, first, inverse = np.unique(entries, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty(order.size, np.int64)
