@@ -83,9 +83,11 @@ def capture_cache(
     for kv_group, (group, selection) in enumerate(zip(groups, chosen, strict=True)):
         sequences = _sequences(group.tables, facts)
         for name in group.layer_names:
+            of_layer = list(by_tensor(parts[name]))
+            pools = _pools(of_layer, selection, name=name, copy=copy)
             by_layer[name] = [
                 BlockPagedTensor.from_arrays(
-                    _pool(of_tensor, selection, name=name, copy=copy),
+                    pool,
                     selection.block_table,
                     selection.seq_ptr,
                     kv_role=of_tensor[0].kv_role,
@@ -97,7 +99,7 @@ def capture_cache(
                     kv_group=kv_group,
                     sequences=sequences,
                 )
-                for of_tensor in by_tensor(parts[name])
+                for of_tensor, pool in zip(of_layer, pools, strict=True)
             ]
     return [tensor for name in arrays for tensor in by_layer[name]]
 
@@ -108,11 +110,6 @@ def by_tensor(parts: Sequence[PagePart]) -> Iterator[list[PagePart]]:
     for part in parts:
         tensors.setdefault((part.kv_role, part.component), []).append(part)
     yield from tensors.values()
-
-
-def element_pool(words: Words, part: PagePart) -> Words:
-    """See words as the pool of the part's element type."""
-    return words.view(part.element_type.pool_dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,25 +158,38 @@ def _filled_slots(tables: PageTables) -> Int64Array:
     return np.concatenate([*filled, np.empty(0, np.int64)])
 
 
-def _pool(parts: Sequence[PagePart], selection: _Selection, *, name: str, copy: bool | None) -> Words:
-    """Give a tensor's pool: the engine's own memory where that may be shared, else new memory."""
-    first = parts[0]
-    if selection.page_ids is None and copy is not True:
-        if len(parts) == 1 and first.pages.flags.c_contiguous:
-            return element_pool(first.pages, first)
-        if copy is False:
-            message = f"{name}: {first.kv_role} pages are not dense in this layout (strides {first.pages.strides})"
-            raise CopyRequiredError(f"{message}: copy=None copies them")
-    num_pages = first.pages.shape[0] if selection.page_ids is None else selection.page_ids.size
-    out = np.empty((num_pages, *first.pages.shape[1:3], first.num_words), first.pages.dtype)
-    for part in parts:
-        into = out[..., part.first_word : part.first_word + part.pages.shape[-1]]
-        read_pages(part.pages, into, page_ids=selection.page_ids)
-    if selection.page_ids is not None and not first.component.startswith("page."):
-        # What lies behind a sequence's end may be another tenant's.
-        for page in np.flatnonzero(selection.filled_slots < out.shape[1]).tolist():
-            out[page, int(selection.filled_slots[page]) :] = np.zeros((), out.dtype)
-    return element_pool(out, first)
+def _pools(
+    of_layer: Sequence[Sequence[PagePart]], selection: _Selection, *, name: str, copy: bool | None
+) -> list[Words]:
+    """Give the pools of a layer's tensors: the engine's own memory where that may be shared, else new memory."""
+    pools: list[Words] = []
+    pairs: list[tuple[Words, Words]] = []
+    for parts in of_layer:
+        first = parts[0]
+        if selection.page_ids is None and copy is not True:
+            if len(parts) == 1 and first.pages.flags.c_contiguous:
+                pools.append(first.pages)
+                continue
+            if copy is False:
+                message = f"{name}: {first.kv_role} pages are not dense in this layout (strides {first.pages.strides})"
+                raise CopyRequiredError(f"{message}: copy=None copies them")
+        num_pages = first.pages.shape[0] if selection.page_ids is None else selection.page_ids.size
+        out = np.empty((num_pages, *first.pages.shape[1:3], first.num_words), first.pages.dtype)
+        pairs += [(part.pages, out[..., part.first_word : part.first_word + part.pages.shape[-1]]) for part in parts]
+        pools.append(out)
+    if pairs:
+        read_pages(pairs, page_ids=selection.page_ids)
+    if selection.page_ids is not None:
+        for parts, pool in zip(of_layer, pools, strict=True):
+            if not parts[0].component.startswith("page."):
+                _zero_tails(pool, selection.filled_slots)
+    return [pool.view(parts[0].element_type.pool_dtype) for parts, pool in zip(of_layer, pools, strict=True)]
+
+
+def _zero_tails(pool: Words, filled_slots: Int64Array) -> None:
+    """Zero the slots behind every sequence's end: they may be another tenant's."""
+    for page in np.flatnonzero(filled_slots < pool.shape[1]).tolist():
+        pool[page, int(filled_slots[page]) :] = np.zeros((), pool.dtype)
 
 
 def _quantization(form: LayerFormat, part: PagePart) -> Quantization | None:

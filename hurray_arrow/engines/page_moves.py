@@ -7,7 +7,7 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,28 +56,46 @@ class PageMoves:
             message = f"{where}: block_ids name page {value}, expected 0 <= page < {num_pages}"
             raise LayoutError(message, expected=num_pages, actual=value)
 
-    def check_whole(self, *, where: str) -> None:
-        """Refuse pieces of pages whose bytes only mean something as a whole.
+    def of_whole_pages(self, *, same_size: bool, where: str) -> PageMoves:
+        """Give the moves for bytes that only mean something as a whole page: also a last page that is partly filled.
+
+        Parameters
+        ----------
+        same_size
+            Stored pages are as long as the engine's.
+        where
+            For messages.
+
+        Returns
+        -------
+        PageMoves
+            Without pieces.
 
         Raises
         ------
         LayoutError
-            With the numbers of pages that are moved whole and in pieces.
+            A page would have to be put together from parts.
         """
-        split = [piece for piece in self.pieces if piece[1] or piece[3]]
-        sizes = {piece[0] for piece in self.pieces}
-        if split or len(sizes) != len(self.pieces):
-            message = f"{where}: only whole pages have meaning, and stored pages do not fit into the engine's"
-            raise LayoutError(message, expected=0, actual=len(self.pieces))
+        parts = {page for page, slot, _, stored_slot, _ in self.pieces if slot or stored_slot}
+        if parts or (self.pieces and not same_size):
+            message = f"{where}: only whole pages have meaning, and stored pages are not the engine's"
+            raise LayoutError(message, expected=[], actual=sorted(parts) or [page for page, *_ in self.pieces])
+        last_ids, last_sources = [piece[0] for piece in self.pieces], [piece[2] for piece in self.pieces]
+        return PageMoves(
+            page_ids=self.page_ids,
+            block_ids=self.block_ids,
+            whole_ids=np.append(self.whole_ids, np.array(last_ids, np.int64)),
+            whole_sources=np.append(self.whole_sources, np.array(last_sources, np.int64)),
+            pieces=(),
+        )
 
-    def write(self, pages: Words, source: Words) -> int:
+    def write(self, pairs: Sequence[tuple[Words, Words]]) -> int:
         """Move everything.
 
         Parameters
         ----------
-        pages
-            ``[num_pages, page_size, num_heads, words]`` of the engine, writable.
-        source
+        pairs
+            Of each part of a layer ``[num_pages, page_size, num_heads, words]`` of the engine, writable, and
             ``[stored pages, stored page_size, num_heads, words]``.
 
         Returns
@@ -85,16 +103,16 @@ class PageMoves:
         int
             Bytes written.
         """
-        if np.may_share_memory(pages, source):
-            # The pool may be the one that the tensors were taken from without a copy.
-            source = source.copy()
-        write_pages(pages, source, page_ids=self.whole_ids, source_ids=self.whole_sources)
-        slot_bytes = pages.shape[2] * pages.shape[3] * pages.itemsize
-        slots = self.whole_ids.size * pages.shape[1]
+        # The pool may be the one that the tensors were taken from without a copy.
+        pairs = [(pages, source.copy() if np.may_share_memory(pages, source) else source) for pages, source in pairs]
+        write_pages(pairs, page_ids=self.whole_ids, source_ids=self.whole_sources)
         for page, slot, stored_page, stored_slot, count in self.pieces:
-            pages[page, slot : slot + count] = source[stored_page, stored_slot : stored_slot + count]
-            slots += count
-        return int(slots * slot_bytes)
+            for pages, source in pairs:
+                pages[page, slot : slot + count] = source[stored_page, stored_slot : stored_slot + count]
+        in_pieces = sum(count for *_, count in self.pieces)
+        slots = [self.whole_ids.size * pages.shape[1] + in_pieces for pages, _ in pairs]
+        slot_bytes = [pages.shape[2] * pages.shape[3] * pages.itemsize for pages, _ in pairs]
+        return int(np.dot(slots, slot_bytes))
 
 
 def plan_moves(

@@ -7,6 +7,7 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,9 @@ def new_cache(groups: Sequence[StoredGroup], *, formats: Mapping[str, LayerForma
         Tensors that the layout has no place for.
     """
     completed = {
-        name: completed_format(formats[name], layer) for group in groups for name, layer in group.layers.items()
+        name: completed_format(formats[name], layer, engine_scales=False)
+        for group in groups
+        for name, layer in group.layers.items()
     }
     return {name: _new_layer(completed[name], layer) for group in groups for name, layer in group.layers.items()}
 
@@ -73,8 +76,8 @@ def _new_layer(form: LayerFormat, layer: Layer) -> Any:
         widths=widths,
         dtype=element.pool_dtype,
     )
-    for part in form.parts(arrays, writable=True):
-        read_pages(part_words(layer[part.kv_role, part.component], part), part.pages)
+    parts = form.parts(arrays, writable=True)
+    read_pages([(part_words(layer[part.kv_role, part.component], part), part.pages) for part in parts])
     return arrays[0] if layout.arrays == 1 else arrays
 
 
@@ -101,6 +104,7 @@ class Restored:
 class _Target:
     """One layer's part of the pool and the tensor that goes there."""
 
+    kv_group: int
     layer: str
     part: PagePart
     source: Words
@@ -149,15 +153,18 @@ def write_sequence(
                 move = moves[group.kv_group]
                 move.check_bounds(part.pages.shape[0], where=name)
                 if part.component.startswith("page."):
-                    move.check_whole(where=f"{name}, {part.component}")
-                targets.append(_Target(name, part, source, move))
+                    same = source.shape[1] == part.pages.shape[1]
+                    move = move.of_whole_pages(same_size=same, where=f"{name}, {part.component}")
+                targets.append(_Target(group.kv_group, name, part, source, move))
     check_disjoint(targets)
     written: dict[str, list[int]] = {}
     num_bytes = 0
     try:
-        for target in targets:
-            written[target.layer] = target.moves.page_ids.tolist()
-            num_bytes += target.moves.write(target.part.pages, target.source)
+        # All parts of a layer go together, because they lie side by side; they have the same moves.
+        for name, of_layer in itertools.groupby(targets, key=lambda target: target.layer):
+            parts = list(of_layer)
+            written[name] = parts[0].moves.page_ids.tolist()
+            num_bytes += parts[0].moves.write([(target.part.pages, target.source) for target in parts])
     except Exception as exc:
         message = f"writing stopped ({exc!r}); pages written or begun: {written}"
         everything = {target.layer: target.moves.page_ids.tolist() for target in targets}
@@ -178,7 +185,7 @@ def check_disjoint(targets: Iterable[_Target]) -> None:
     seen: list[_Target] = []
     for target in targets:
         for other in seen:
-            if target.moves is other.moves or not np.may_share_memory(target.part.pages, other.part.pages):
+            if target.kv_group == other.kv_group or not np.may_share_memory(target.part.pages, other.part.pages):
                 continue
             both = np.intersect1d(target.moves.block_ids, other.moves.block_ids).tolist()
             if both:

@@ -222,8 +222,9 @@ class AdapterSuite:
 
     def test_empty_batches_and_sequences_are_no_errors(self) -> None:
         """No sequences, and sequences without tokens, give tensors without pages."""
+        batches: list[tuple[list[list[int]], list[int]]] = [([], []), ([[], []], [0, 0])]
         for layout in self.layouts:
-            for rows, seq_lens in (([], []), ([[], []], [0, 0])):
+            for rows, seq_lens in batches:
                 for tensor in self.export(layout, rows=rows, seq_lens=seq_lens):
                     check((tensor.num_seqs, tensor.num_pages, tensor.total_tokens) == (len(rows), 0, 0), layout)
 
