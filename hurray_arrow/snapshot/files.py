@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Protocol, Self
 
 import pyarrow as pa
 
@@ -26,6 +26,33 @@ _BUFFER_BYTES = 1 << 20
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 PathLike = str | os.PathLike[str]
+
+
+class Source(Protocol):
+    """What a snapshot is read from: a file, or an object in a store. ``address`` is 0 where it is not mapped."""
+
+    url: str
+    size: int
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether ranges are views of a mapping, and cost nothing."""
+
+    @property
+    def address(self) -> int:
+        """Address of the mapping's first byte."""
+
+    def read(self, offset: int, size: int) -> pa.Buffer:
+        """Return exactly ``size`` bytes from ``offset``."""
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
+        """Return several ranges ``(offset, size)`` in their order; neighbours are read at once."""
+
+    def keep_from(self, offset: int, *, spare_bytes: int = 0) -> None:
+        """Have everything from ``offset`` to the end at hand; ``spare_bytes`` before it may come along."""
+
+    def close(self) -> None:
+        """Let go; what was given out stays valid."""
 
 
 class AtomicFile:
@@ -199,6 +226,13 @@ class FileRange:
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
         """Return several ranges, each ``(offset, size)``; as :meth:`read`."""
         return [self.read(offset, size) for offset, size in ranges]
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
+        """Return several ranges ``(offset, size)``; as :meth:`read`."""
+        return [self.read(offset, size) for offset, size in ranges]
+
+    def keep_from(self, offset: int, *, spare_bytes: int = 0) -> None:
+        """Do nothing: what is read twice costs nothing here."""
 
     @property
     def is_mapped(self) -> bool:
