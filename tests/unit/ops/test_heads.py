@@ -172,6 +172,8 @@ def test_parts_are_of_one_kind():
     with pytest.raises(TypeError):
         ops.merge_heads([make_tensor(), [make_tensor()]])
     with pytest.raises(ValueError):
+        ops.merge_heads([])
+    with pytest.raises(ValueError):
         ops.merge_heads([make_tensor()], head_ranges=[(0, 1), (1, 3)])
     with pytest.raises(InvariantError) as sizes:
         ops.merge_heads([group(), group()[:2]])
@@ -185,3 +187,23 @@ def test_companions_whose_heads_are_unclear_are_refused():
     assert caught.value.codes == ["tensor_mismatch"]
     with pytest.raises(UnsupportedError):
         ops.split_heads([make_tensor(), make_tensor(component="page.indexer")], 3)
+
+
+def test_parts_by_number_take_companions_along():
+    parts = ops.split_heads(group(), 3)
+    assert [[tensor.num_heads for tensor in part] for part in parts] == [[1] * 5] * 3
+    merged = ops.merge_heads(parts, head_ranges=[(0, 1), (1, None), slice(2, 3)])
+    # One scale that all heads share cannot be told any more from one scale per head.
+    assert [tensor.num_heads for tensor in merged] == [3, 3, 1, 1, 3]
+    for count in (0, -2):
+        with pytest.raises(ValueError):
+            ops.split_heads(make_tensor(), count)
+
+
+def test_parameters_of_dimensions_are_equal_in_all_parts():
+    one = make_tensor(element_type="int8", quantization="per_channel_dims")
+    buffers = [np.ones(11, np.float32)]
+    other = make_tensor(element_type="int8", quantization="per_channel_dims", quantization_buffers=buffers)
+    with pytest.raises(QuantizationError) as caught:
+        ops.merge_heads([one, other])
+    assert caught.value.codes == ["quantization_mismatch"]
