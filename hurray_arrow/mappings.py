@@ -40,7 +40,7 @@ class FileMapping(mmap.mmap):
     descriptor: int
     address: int
 
-    def __new__(cls, descriptor: int, size_bytes: int) -> Self:
+    def __new__(cls, descriptor: int, size_bytes: int) -> Self:  # noqa: D102 - the class documents its parameters
         mapping = super().__new__(cls, descriptor, size_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
         mapping.descriptor = os.dup(descriptor)
         weakref.finalize(mapping, os.close, mapping.descriptor).atexit = False

@@ -29,6 +29,18 @@ class Output(Protocol):
         """Take all of the bytes; return their number."""
 
 
+class SnapshotOutput(Output, Protocol):
+    """An output that becomes a snapshot, whole or not at all; ``path`` names it in messages."""
+
+    path: Any
+
+    def publish(self) -> None:
+        """Make what was written a snapshot that others may open."""
+
+    def discard(self) -> None:
+        """Throw away what was written; harmless when called again."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowPlace:
     """Where a row lies, offsets in bytes from the file's start.

@@ -45,6 +45,9 @@ class ShareRows:
         Told of the page bytes written.
     """
 
+    #: Takes one row.
+    SINK: type[RowSink] = RowSink
+
     def __init__(
         self,
         output: Output,
@@ -108,7 +111,7 @@ class ShareRows:
         self.rows.append(placed.index_row(PLAIN, **asdict(place)))
 
     def _send(self, output: Output | None, batch: pa.RecordBatch, pool: pa.Buffer, *, pad: str) -> RowPlace:
-        sink = RowSink(
+        sink = self.SINK(
             output,
             offset=self._output.position,
             skip_bytes=self._schema_bytes,

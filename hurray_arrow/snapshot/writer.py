@@ -5,6 +5,7 @@ Spec: snapshot format, sections 2 to 5.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
@@ -25,6 +26,7 @@ from hurray_arrow.snapshot.files import AtomicFile, PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
 from hurray_arrow.snapshot.placed import Placing
+from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -32,7 +34,7 @@ DEFAULT_PAGE_ALIGN_BYTES = 4096
 
 
 def write_snapshot(
-    path: PathLike,
+    path: PathLike | SnapshotOutput,
     tensors: Iterable[BlockPagedTensor],
     *,
     metadata: Mapping[str, Any] | None = None,
@@ -51,7 +53,8 @@ def write_snapshot(
     Parameters
     ----------
     path
-        The file; it appears under this name when it is complete, and not at all when anything fails.
+        The file; it appears under this name when it is complete, and not at all when anything fails. Or an output
+        that is no file, such as memory to share; ``overwrite`` and ``mode`` say nothing then.
     tensors
         The tensors in snapshot order. Their pages are written from where they lie and are not copied in Python.
     metadata
@@ -160,9 +163,12 @@ class SnapshotWriter:
     refused leaves what is already written whole; a failed write does not. A writer belongs to one thread.
     """
 
+    #: Writes the rows of the share profile.
+    SHARE_ROWS: type[ShareRows] = ShareRows
+
     def __init__(
         self,
-        path: PathLike,
+        path: PathLike | SnapshotOutput,
         *,
         plan: SchemaPlan,
         metadata: Mapping[str, Any] | None = None,
@@ -183,7 +189,9 @@ class SnapshotWriter:
         self._placing = Placing(plan)
         self._schema = plan.arrow_schema(schema_metadata(self._metadata))
         self._state = _State.OPEN
-        self._file = AtomicFile(path, overwrite=overwrite, mode=mode)
+        self._file: SnapshotOutput = (
+            AtomicFile(path, overwrite=overwrite, mode=mode) if isinstance(path, str | os.PathLike) else path
+        )
         try:
             self._file.write(file_head(self._schema))
         except BaseException:
@@ -192,7 +200,7 @@ class SnapshotWriter:
         callback = progress or NoOpCallback()
         self._rows: ShareRows | ArchiveRows
         if profile == "share":
-            self._rows = ShareRows(
+            self._rows = self.SHARE_ROWS(
                 self._file,
                 plan=plan,
                 schema=self._schema,
@@ -251,10 +259,7 @@ class SnapshotWriter:
             self._check_open()
             self._rows.flush()
             rows = self._rows.rows
-            missing = [] if self._metadata.get("partial") else missing_members(self._metadata, rows)
-            if missing:
-                text = "; ".join(str(problem) for problem in missing)
-                raise SnapshotError(f"{text}; pass partial=True to publish it all the same", url=self._url)
+            self.check_complete()
             index = Index(tuple(rows), schema_xxh3(self._schema))
             end = encoded_batch(empty_batch(self._schema), custom_metadata=index.custom_metadata())
             end_block = block_of(self._file.position, memoryview(end)[:8], end.size)
@@ -267,6 +272,19 @@ class SnapshotWriter:
             raise
         finally:
             self._rows.close()
+
+    def check_complete(self) -> None:
+        """Refuse a snapshot that lacks what its metadata lists, among the tensors written so far.
+
+        Raises
+        ------
+        SnapshotError
+            ``companion_missing``, as :meth:`close`.
+        """
+        missing = [] if self._metadata.get("partial") else missing_members(self._metadata, self._rows.rows)
+        if missing:
+            text = "; ".join(str(problem) for problem in missing)
+            raise SnapshotError(f"{text}; pass partial=True to publish it all the same", url=self._url)
 
     def discard(self) -> None:
         """Throw away what was written; an existing snapshot under the name stays. Does nothing after :meth:`close`."""
