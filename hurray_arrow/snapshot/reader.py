@@ -82,7 +82,13 @@ def open_snapshot(
 
     Spec: snapshot format, section 4.
     """
-    source = FileRange(path, mapped=mapped)
+    return open_source(FileRange(path, mapped=mapped), expect=expect, recover=recover, trusted=trusted)
+
+
+def open_source(
+    source: FileRange, *, expect: Mapping[str, Any] | None = None, recover: bool = False, trusted: bool = False
+) -> Snapshot:
+    """Open the snapshot that a source holds; as :func:`open_snapshot`. The source is closed where that fails."""
     try:
         try:
             tail = read_tail(source)
