@@ -175,21 +175,33 @@ class FileRange:
     """
 
     def __init__(self, path: PathLike, *, mapped: bool = True) -> None:
-        self.url = os.fspath(path)
         # Without O_NONBLOCK a pipe of this name would be waited for.
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-        self._descriptor = os.open(path, flags)
-        self._close: Callable[[], None] = lambda: os.close(self._descriptor)
+        self._take(os.open(path, flags), os.fspath(path), mapped=mapped)
+
+    @classmethod
+    def of_descriptor(cls, descriptor: int, *, url: str) -> Self:
+        """Map the file of an open descriptor, which stays the caller's; ``url`` names it in messages."""
+        source = cls.__new__(cls)
+        source._take(os.dup(descriptor), url, mapped=True)  # noqa: SLF001 - a second constructor
+        return source
+
+    def _take(self, descriptor: int, url: str, *, mapped: bool) -> None:
+        self.url = url
+        #: Ranges that were read into new memory, and their bytes.
+        self.requests = self.fetched_bytes = 0
+        self._descriptor = descriptor
+        self._close: Callable[[], None] = lambda: os.close(descriptor)
         self._buffer: pa.Buffer | None = None
         try:
-            status = os.fstat(self._descriptor)
+            status = os.fstat(descriptor)
             if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.url)
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
             self.size = status.st_size
             if not self.size:
-                raise SnapshotIncompleteError("the file is empty", url=self.url)
+                raise SnapshotIncompleteError("the file is empty", url=url)
             if mapped:
-                self._buffer = pa.py_buffer(FileMapping(self._descriptor, self.size))
+                self._buffer = pa.py_buffer(FileMapping(descriptor, self.size))
         except BaseException:
             self.close()
             raise
@@ -210,6 +222,8 @@ class FileRange:
             raise SnapshotIncompleteError(f"bytes [{offset}, {offset + size}) of a file of {self.size}", url=self.url)
         if self._buffer is not None:
             return self._buffer.slice(offset, size)
+        self.requests += 1
+        self.fetched_bytes += size
         # In memory as in the file, modulo 64: so pages keep the alignment that the writer gave them.
         before = offset % MIN_ALIGNMENT_BYTES
         target = pa.allocate_buffer(before + size)
@@ -222,10 +236,6 @@ class FileRange:
                 )
             done += count
         return target.slice(before)
-
-    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
-        """Return several ranges, each ``(offset, size)``; as :meth:`read`."""
-        return [self.read(offset, size) for offset, size in ranges]
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
         """Return several ranges ``(offset, size)``; as :meth:`read`."""
