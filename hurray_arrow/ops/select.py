@@ -107,6 +107,33 @@ def select(
     )
 
 
+def needed_pages(
+    tensor: BlockPagedTensor, sequences: Which | Sequence[Which] | None = None, *, tokens: Positions = None
+) -> Int64Array:
+    """Say which pages hold what :func:`select` would take; no page is looked at.
+
+    Parameters
+    ----------
+    tensor, sequences, tokens
+        As of :func:`select`.
+
+    Returns
+    -------
+    numpy.ndarray
+        int64 ``[pages]``: page ids, ascending, each once; a new array.
+
+    Raises
+    ------
+    IndexError, KeyError, ValueError, UnknownSequenceLengthError, InvariantError
+        As :func:`select`.
+
+    Spec: block-paged layout, Element Lookup.
+    """
+    places = _places(tensor, sequences)
+    pages, _ = _pages_of(tensor, _cuts(tensor, places, _ranges(tokens, len(places))))
+    return np.unique(pages).astype(np.int64)
+
+
 def _in_new_pages(group: Group, cuts: list[_Cut], total_tokens: int) -> list[BlockPagedTensor]:
     refuse_whole_pages(group, operation="select (a range begins inside a page)")
     for tensor in group:

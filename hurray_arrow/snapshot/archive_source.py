@@ -20,11 +20,12 @@ from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.rows import Row, aligned_empty, refuse
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.descriptor import BlockPagedDescriptor
-from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode
+from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES
+from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import FileRange
 from hurray_arrow.snapshot.index import IndexRow
-from hurray_arrow.snapshot.row_source import IndexedRows, check_place, hash_problems
+from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
 from hurray_arrow.snapshot.tail import Tail
 
 #: What one small column may decompress to.
@@ -75,14 +76,55 @@ class ArchiveIndexedRows(IndexedRows):
         return [merged]
 
     def tables_row_of(self, tensor_index: int) -> Row:
-        """Return a tensor's first row, which has everything but pages."""
+        """Return a tensor's first row, which has everything but pages, and those too where they are few."""
         place = self._places[tensor_index][0]
-        row = Row.read(self._batch(place)[0], 0)
+        return self._first_row(place, self._stored(place))
+
+    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
+        """Return tensors' first rows; see :meth:`IndexedRows.rows_without_pages`."""
+        places = [self._places[tensor_index][0] for tensor_index in tensor_indexes]
+        stored = self.source.read_many([(place.offset, place.block.end - place.offset) for place in places])
+        partials = []
+        for place, buffer in zip(places, stored, strict=True):
+            first = self._first_row(place, buffer)
+            rows = self._places[place.tensor_index]
+            if len(rows) > 1:
+                pool = sparse_memory(sum(row.num_pages for row in rows) * self._page_bytes(first, rows))
+                first = replace(first, pool=pool, page_checksums=None)
+            partials.append(PartialRow(first, first.pool, is_checked_when_filled=True))
+        return partials
+
+    def pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows that hold these pages; see :meth:`IndexedRows.pieces_of`."""
+        rows = self._places[partial.row.tensor_index][1:]
+        starts = np.array([row.page_offset for row in rows], np.int64)
+        held = np.unique(np.searchsorted(starts, page_ids, side="right") - 1) if rows else np.empty(0, np.int64)
+        places = [(rows[number].offset, rows[number].block.end - rows[number].offset) for number in held]
+        return np.array(places, np.int64).reshape(-1, 2)
+
+    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
+        """Decode a row into its place; see :meth:`IndexedRows.fill`."""
+        rows = self._places[partial.row.tensor_index]
+        place = next(row for row in rows[1:] if row.offset == offset)
+        page_bytes = len(partial.pool) // sum(row.num_pages for row in rows)
+        pages = partial.pool[place.page_offset * page_bytes :][: place.num_pages * page_bytes]
+        row = self._pages_row(place, pages, pa.py_buffer(data))
+        if row.page_checksums is not None:
+            where = f"tensor {place.tensor_index}.page_pool"
+            page_ids = np.arange(place.page_offset, place.page_offset + place.num_pages)
+            found = page_checksums(pages, page_bytes)
+            problems = checksum_problems(found, row.page_checksums, where=where, page_ids=page_ids)
+            if problems:
+                raise SnapshotCorruptError(problems, url=self.source.url)
+
+    def _first_row(self, place: IndexRow, stored: pa.Buffer) -> Row:
+        row = Row.read(self._batch_of(place, stored), 0)
         check_place(row, place, ("layer_index", "layer_name"))
         return row
 
-    def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8]) -> Row:
-        row = Row.read(self._batch(place)[0], 0, destination=destination)
+    def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8], stored: pa.Buffer | None = None) -> Row:
+        stored = self._stored(place) if stored is None else stored
+        row = Row.read(self._batch_of(place, stored), 0, destination=destination)
         check_place(row, place)
         return row
 
@@ -92,18 +134,18 @@ class ArchiveIndexedRows(IndexedRows):
         try:
             descriptor = BlockPagedDescriptor.decode(first.descriptor or b"")
         except InvalidDescriptorError as error:
-            raise refuse(ProblemCode.ROW_MISSING, where, str(error), url=self._source.url) from error
+            raise refuse(ProblemCode.ROW_MISSING, where, str(error), url=self.source.url) from error
         page_bytes = page_class_of(descriptor).page_bytes or 0
         end = 0
         for place in places:
             fits = place.num_pages <= max(1, MAX_ROW_BYTES // max(page_bytes, 1))
             if place.page_offset != end or not fits:
                 message = f"{place.num_pages} pages of {page_bytes} bytes from {place.page_offset}, expected from {end}"
-                raise refuse(ProblemCode.ROW_MISSING, where, message, url=self._source.url)
+                raise refuse(ProblemCode.ROW_MISSING, where, message, url=self.source.url)
             end += place.num_pages
         if end != descriptor.num_pages or not page_bytes:
             message = f"{end} pages in the index, the descriptor has {descriptor.num_pages}"
-            raise refuse(ProblemCode.ROW_MISSING, where, message, url=self._source.url)
+            raise refuse(ProblemCode.ROW_MISSING, where, message, url=self.source.url)
         return page_bytes
 
     def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:

@@ -81,13 +81,23 @@ def page_problems(
         if tensor.buffers[0].nbytes and unverified is not None:
             unverified.append(Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC))
         return []
-    found = tensor_checksums(tensor)
+    return checksum_problems(tensor_checksums(tensor), stored, where=where)
+
+
+def checksum_problems(
+    found: npt.NDArray[np.uint64],
+    stored: npt.NDArray[np.uint64],
+    *,
+    where: str,
+    page_ids: npt.NDArray[np.int64] | None = None,
+) -> list[Problem]:
+    """Compare checksums, of all pages or of those with ``page_ids``."""
     if len(found) != len(stored):
         message = f"{len(stored)} checksums, expected {len(found)}"
         return [Problem(ProblemCode.PAGE_CHECKSUM, where, message, SPEC)]
+    broken = np.flatnonzero(found != stored)
+    pages = broken if page_ids is None else page_ids[broken]
     return [
-        Problem(
-            ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {found[page]:016x}, stored {stored[page]:016x}", SPEC
-        )
-        for page in np.flatnonzero(found != stored)
+        Problem(ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {one:016x}, stored {other:016x}", SPEC)
+        for page, one, other in zip(pages, found[broken], stored[broken], strict=True)
     ]

@@ -15,8 +15,16 @@ import numpy.typing as npt
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
-from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow.errors import (
+    HurrayArrowError,
+    Problem,
+    ProblemCode,
+    SnapshotCorruptError,
+    SnapshotIncompleteError,
+    UnsupportedError,
+)
 from hurray_arrow.identity import check_expected
+from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
@@ -25,6 +33,7 @@ from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, check
 from hurray_arrow.snapshot.files import FileRange, PathLike
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.snapshot.partial import PartialRead, PartialReader
 from hurray_arrow.snapshot.recovery import RecoveredRows
 from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
 from hurray_arrow.snapshot.tail import read_tail
@@ -313,6 +322,59 @@ class Snapshot:
             for kv_group, entry in sorted(first.items())
         ]
         return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
+
+    def read_sequences(
+        self,
+        sequences: Which | Sequence[Which] | None,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        tokens: Positions = None,
+        gap_bytes: int | None = None,
+    ) -> PartialRead:
+        """Read some sequences of the tensors that the selectors admit; fetch what their pages need, and no more.
+
+        Parameters
+        ----------
+        sequences
+            Places from 0 or ids, one or several; ``None`` for all.
+        layer_index, layer_name, kv_role, kv_group, component
+            As in :meth:`read`.
+        tokens
+            Half-open range of positions, one for all sequences or one for each; as of :func:`hurray_arrow.ops.select`.
+        gap_bytes
+            Pages this close in the file are fetched in one request. ``None`` takes the plan with the least modelled
+            time.
+
+        Returns
+        -------
+        PartialRead
+            ``tensors``: one per tensor selected, compact, in new memory, the table rewritten and sharing kept;
+            ``fetched``: requests and bytes; ``unverified``: pages without checksums.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            As :meth:`read`, and ``page_checksum``: every page fetched is compared.
+        IndexError, KeyError, UnknownSequenceLengthError, InvariantError
+            As :func:`hurray_arrow.ops.select`.
+        UnsupportedError
+            The snapshot was opened with ``recover``.
+        """
+        entries = self.select(
+            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
+        )
+        for entry in entries:
+            self._check_companions(entry)
+        if not isinstance(self._rows, IndexedRows):
+            raise UnsupportedError(
+                f"{self.url}: without an index its rows cannot be read in part; read() whole tensors"
+            )
+        reader = PartialReader(self._rows, tables_of=self.group_tables, gap_bytes=gap_bytes)
+        return reader.read(entries, sequences, tokens)
 
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
         """Check everything: hashes, structure, every tensor's invariants, every page checksum.

@@ -5,18 +5,47 @@ Spec: snapshot format, section 4, "Order of checks".
 
 from __future__ import annotations
 
+import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import BatchLayout, IpcLayoutError, batch_layout, encapsulated
 from hurray_arrow.arrow.rows import Row, refuse
+from hurray_arrow.arrow.schema import POOL_BYTES
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
 from hurray_arrow.snapshot.files import FileRange
 from hurray_arrow.snapshot.index import SPEC, IndexRow
 from hurray_arrow.snapshot.tail import Tail
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRow:
+    """A tensor's row whose ``pool`` is memory of ours: zero, and without room of its own, until pages are put there.
+
+    Where the file is mapped, ``pool`` is the mapping and there is nothing to put.
+
+    ``is_checked_when_filled``: a piece comes with a hash of its own, which :meth:`IndexedRows.fill` compares.
+    """
+
+    row: Row
+    pool: npt.NDArray[np.uint8]
+    is_checked_when_filled: bool = False
+
+
+def sparse_memory(size_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeros that take room only where somebody writes: uint8 ``[size_bytes]``."""
+    return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=_SPARSE), np.uint8)[:size_bytes]
+
+
+#: Anonymous memory that takes room only where it is written.
+_SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
 
 
 class IndexedRows(ABC):
@@ -41,7 +70,7 @@ class IndexedRows(ABC):
     STATED: tuple[str, ...] = ()
 
     def __init__(self, source: FileRange, tail: Tail, *, trusted: bool = False) -> None:
-        self._source = source
+        self.source = source
         self._schema, self._types = tail.schema, tail.types
         self._trusted = trusted
         for number, row in enumerate(tail.index.rows):
@@ -69,16 +98,36 @@ class IndexedRows(ABC):
         """Return the row that has a tensor's tables; its pages may be left out."""
         return self.rows_of(tensor_index)[0]
 
+    @abstractmethod
+    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
+        """Return tensors' rows with everything but pages, and memory that is to hold those that somebody wants."""
+
+    @abstractmethod
+    def pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which bytes of the file hold these pages: int64 ``[pieces, 2]``, offset and size, in file order.
+
+        Parameters
+        ----------
+        partial
+            The tensor.
+        page_ids
+            int64 ``[pages]``, ascending, each once.
+        """
+
+    @abstractmethod
+    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
+        """Put one piece, read from ``offset``, into the tensor's memory."""
+
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Return what the row hashes say, page values aside."""
         return [problem for place in self._places[tensor_index] for problem in self._damage(place, self._stored(place))]
 
     def close(self) -> None:
         """Close the file."""
-        self._source.close()
+        self.source.close()
 
     def _stored(self, place: IndexRow) -> pa.Buffer:
-        return self._source.read(place.offset, place.block.end - place.offset)
+        return self.source.read(place.offset, place.block.end - place.offset)
 
     @abstractmethod
     def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:
@@ -91,10 +140,13 @@ class IndexedRows(ABC):
     def _batch(self, place: IndexRow) -> tuple[pa.RecordBatch, pa.Buffer]:
         """Return a row's batch, checked as far as Arrow knows, and its bytes as stored."""
         stored = self._stored(place)
+        return self._batch_of(place, stored), stored
+
+    def _batch_of(self, place: IndexRow, stored: pa.Buffer) -> pa.RecordBatch:
         if not self._trusted:
             problems = self._damage(place, stored)
             if problems:
-                raise SnapshotCorruptError(problems, url=self._source.url)
+                raise SnapshotCorruptError(problems, url=self.source.url)
         try:
             layout = batch_layout(encapsulated(memoryview(stored)[: place.metadata_bytes]))
             if layout.num_rows != 1:
@@ -107,8 +159,8 @@ class IndexedRows(ABC):
                 batch.validate(full=True)
         except (IpcLayoutError, pa.ArrowException, OSError) as error:
             where = f"tensor {place.tensor_index}"
-            raise refuse(ProblemCode.ARROW_INVALID, where, str(error), url=self._source.url) from error
-        return batch, stored
+            raise refuse(ProblemCode.ARROW_INVALID, where, str(error), url=self.source.url) from error
+        return batch
 
 
 class ShareIndexedRows(IndexedRows):
@@ -120,8 +172,52 @@ class ShareIndexedRows(IndexedRows):
         """Return all rows of a tensor in page order; see :meth:`IndexedRows.rows_of`."""
         return [self._row(place) for place in self._places[tensor_index]]
 
+    def tables_row_of(self, tensor_index: int) -> Row:
+        """Return a tensor's row; where the file is not mapped its pages are not read, and are zero."""
+        if self.source.is_mapped:
+            return self.rows_of(tensor_index)[0]
+        return self.rows_without_pages([tensor_index])[0].row
+
+    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
+        """Return tensors' rows around pages that nobody has read; see :meth:`IndexedRows.rows_without_pages`."""
+        if self.source.is_mapped:
+            rows = [self.rows_of(tensor_index)[0] for tensor_index in tensor_indexes]
+            return [PartialRow(row, row.pool) for row in rows]
+        places = [self._places[tensor_index][0] for tensor_index in tensor_indexes]
+        around = self.source.read_many([part for place in places for part in _around_pages(place)])
+        return [
+            self._partial_row(place, head, tail)
+            for place, head, tail in zip(places, around[::2], around[1::2], strict=True)
+        ]
+
+    def pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where pages lie; see :meth:`IndexedRows.pieces_of`."""
+        place = self._places[partial.row.tensor_index][0]
+        if self.source.is_mapped or not place.pages_bytes or not len(page_ids):
+            return np.empty((0, 2), np.int64)
+        if partial.row.pool_column == POOL_BYTES:
+            return np.array([[place.pages_offset, place.pages_bytes]], np.int64)
+        page_bytes = place.pages_bytes // place.num_pages
+        offsets = (place.pages_offset or 0) + page_ids * page_bytes
+        return np.stack([offsets, np.full_like(offsets, page_bytes)], axis=1)
+
+    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
+        """Put a piece where it belongs; see :meth:`IndexedRows.fill`."""
+        start = offset - (self._places[partial.row.tensor_index][0].pages_offset or 0)
+        partial.pool[start : start + len(data)] = np.frombuffer(data, np.uint8)
+
+    def _partial_row(self, place: IndexRow, head: pa.Buffer, tail: pa.Buffer) -> PartialRow:
+        size = place.block.end - place.offset
+        memory = sparse_memory(size)
+        memory[: head.size], memory[size - tail.size :] = np.frombuffer(head, np.uint8), np.frombuffer(tail, np.uint8)
+        stored = pa.py_buffer(memory)
+        row = self._checked_row(place, self._batch_of(place, stored), stored)
+        return PartialRow(row, memory[head.size : size - tail.size])
+
     def _row(self, place: IndexRow) -> Row:
-        batch, stored = self._batch(place)
+        return self._checked_row(place, *self._batch(place))
+
+    def _checked_row(self, place: IndexRow, batch: pa.RecordBatch, stored: pa.Buffer) -> Row:
         row = Row.read(batch, 0)
         check_place(row, place, ("layer_index", "layer_name"))
         pool, checksums = row.pool, row.page_checksums
@@ -149,6 +245,11 @@ class ShareIndexedRows(IndexedRows):
         del place, stored
         if layout.compression is not None:
             raise IpcLayoutError(f"compressed with codec {layout.compression}; the share profile is not")
+
+
+def _around_pages(place: IndexRow) -> tuple[tuple[int, int], tuple[int, int]]:
+    pages_offset, pages_end = place.pages_offset or 0, (place.pages_offset or 0) + (place.pages_bytes or 0)
+    return (place.offset, pages_offset - place.offset), (pages_end, place.block.end - pages_end)
 
 
 def hash_problems(place: IndexRow, name: str, part: memoryview) -> list[Problem]:

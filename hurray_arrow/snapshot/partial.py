@@ -1,0 +1,182 @@
+"""Bring back some sequences of a snapshot: only the bytes that their pages need, as compact, valid tensors.
+
+Spec: snapshot format, section 4, "Remote".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow import ops
+from hurray_arrow.arrow.rows import Tables, tensor_from_rows
+from hurray_arrow.arrow.schema import page_class_of
+from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.ops.select import needed_pages
+from hurray_arrow.snapshot.checksums import checksum_piece_bytes, checksum_problems, page_checksums
+from hurray_arrow.snapshot.entries import Entry, check_entry
+from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.snapshot.ranges import Pieces, plan_ranges
+from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow
+from hurray_arrow.tensor import BlockPagedTensor
+
+#: Tensors whose rows are looked at together: their requests go out together, and as much is in memory at once.
+_TENSORS_AT_ONCE = 64
+#: Bytes of ranges that are in memory at once, before they are put into the pools.
+_WINDOW_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What a partial read asked the store for, the listing of the snapshot aside.
+
+    Parameters
+    ----------
+    requests, fetched_bytes
+        Ranges asked for, and their bytes: pages, gaps between them, and the small columns. 0 where the file is mapped.
+    needed_pages, needed_bytes
+        Pages that the sequences name, and their bytes as stored (archives: of the rows that hold them).
+    """
+
+    requests: int = 0
+    fetched_bytes: int = 0
+    needed_pages: int = 0
+    needed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartialRead:
+    """Some sequences of some tensors.
+
+    Parameters
+    ----------
+    tensors
+        One per tensor selected, in snapshot order: compact, in new memory, the sequences in the order asked for.
+    fetched
+        What it cost.
+    unverified
+        What could not be checked, such as pages without checksums.
+    """
+
+    tensors: tuple[BlockPagedTensor, ...]
+    fetched: Fetched
+    unverified: tuple[Problem, ...]
+
+
+class PartialReader:
+    """Reads sequences out of the rows of a snapshot.
+
+    Parameters
+    ----------
+    rows
+        The snapshot's rows by index.
+    tables_of
+        Gives the tables of a kv_group.
+    gap_bytes
+        As of :func:`~hurray_arrow.snapshot.ranges.plan_ranges`.
+    """
+
+    def __init__(self, rows: IndexedRows, *, tables_of: Callable[[int], Tables], gap_bytes: int | None) -> None:
+        self._source = rows.source
+        self._rows = rows
+        self._tables_of = tables_of
+        self._gap_bytes = gap_bytes
+
+    def read(self, entries: Iterable[Entry], sequences: Any, tokens: Any) -> PartialRead:
+        """Read the sequences of these entries; see :meth:`Snapshot.read_sequences`."""
+        requests, fetched_bytes = self._source.requests, self._source.fetched_bytes
+        wanted: list[_Wanted] = []
+        tensors: list[BlockPagedTensor] = []
+        unverified: list[Problem] = []
+        remaining = iter(entries)
+        while some := list(islice(remaining, _TENSORS_AT_ONCE)):
+            wanted += self._wanted(some, sequences, tokens)
+            self._fill(wanted[len(tensors) :])
+            for each in wanted[len(tensors) :]:
+                unverified += each.check_pages()
+                tensors.append(ops.compact(ops.select(each.tensor, sequences, tokens=tokens)))
+        fetched = Fetched(
+            self._source.requests - requests,
+            self._source.fetched_bytes - fetched_bytes,
+            sum(len(each.page_ids) for each in wanted),
+            sum(int(each.pieces[:, 1].sum()) for each in wanted),
+        )
+        return PartialRead(tuple(tensors), fetched, tuple(unverified))
+
+    def _wanted(self, entries: Sequence[Entry], sequences: Any, tokens: Any) -> list[_Wanted]:
+        wanted = []
+        partials = self._rows.rows_without_pages([entry.tensor_index for entry in entries])
+        for entry, partial in zip(entries, partials, strict=True):
+            whole = tensor_from_rows([partial.row], self._tables_of(entry.kv_group), align_small_buffers=True)
+            check_entry(entry, whole)
+            page_ids = needed_pages(whole, sequences, tokens=tokens)
+            wanted.append(_Wanted(partial, whole, page_ids, self._rows.pieces_of(partial, page_ids)))
+        return wanted
+
+    def _fill(self, wanted: Sequence[_Wanted]) -> None:
+        """Fetch the pieces of several tensors by one plan: their rows are neighbours in the file."""
+        pieces = np.concatenate([each.pieces for each in wanted])
+        owners = np.repeat(np.arange(len(wanted)), [len(each.pieces) for each in wanted])
+        order = np.argsort(pieces[:, 0], kind="stable")
+        pieces, owners = pieces[order], owners[order]
+        ranges = plan_ranges(pieces, gap_bytes=self._gap_bytes)
+        held = iter(zip(pieces.tolist(), owners.tolist(), strict=True))
+        for window in _windows(ranges):
+            for (start, size), data in zip(window, self._source.read_many(window), strict=True):
+                view = memoryview(data)
+                count = int(np.searchsorted(pieces[:, 0], start + size) - np.searchsorted(pieces[:, 0], start))
+                for (offset, length), owner in islice(held, count):
+                    piece = view[offset - start : offset - start + length]
+                    self._rows.fill(wanted[owner].partial, offset, piece)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A tensor over memory that is to hold the pages that some sequences need."""
+
+    partial: PartialRow
+    tensor: BlockPagedTensor
+    page_ids: npt.NDArray[np.int64]
+    pieces: Pieces
+
+    def check_pages(self) -> list[Problem]:
+        """Compare the pages with their checksums; return what could not be checked.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            ``page_checksum``.
+        """
+        row = self.partial.row
+        where = f"tensor {row.tensor_index}.page_pool"
+        if row.page_checksums is None:
+            unknown = len(self.page_ids) and not self.partial.is_checked_when_filled
+            return [Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC)] if unknown else []
+        page_class = page_class_of(self.tensor.descriptor)
+        size = checksum_piece_bytes(page_class)
+        page_ids = self.page_ids if page_class.fits_a_column else np.arange(len(row.page_checksums))
+        found = [page_checksums(self.partial.pool[page * size : (page + 1) * size], size)[0] for page in page_ids]
+        stored = row.page_checksums[page_ids]
+        problems = checksum_problems(np.array(found, np.uint64), stored, where=where, page_ids=page_ids)
+        if problems:
+            raise SnapshotCorruptError(problems)
+        return []
+
+
+def _windows(ranges: Pieces) -> Iterator[list[tuple[int, int]]]:
+    """Cut a plan so that what is read at once stays small."""
+    window: list[tuple[int, int]] = []
+    total = 0
+    for offset, size in ranges.tolist():
+        if window and total + size > _WINDOW_BYTES:
+            yield window
+            window, total = [], 0
+        window.append((offset, size))
+        total += size
+    if window:
+        yield window
