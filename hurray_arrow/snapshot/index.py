@@ -118,6 +118,8 @@ _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3", "small_xxh3"), _hash),
     "page_shape": _shape,
 }
+#: What is left out where there is none; the other keys are always there, as null where there is none.
+_LEFT_OUT = frozenset(IndexRow._field_defaults)
 _NULLABLE = {"layer_index", "layer_name", *IndexRow._field_defaults} - {*_PLACE}
 
 
@@ -134,6 +136,8 @@ def _rows_from_json(rows: list[Any], kind: str) -> tuple[IndexRow, ...]:
 def _column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     values: list[Any] = [row.get(name) for row in rows]
     kinds = set(map(type, values))
+    if type(None) in kinds and any((name in row) == (name in _LEFT_OUT) for row in rows if row.get(name) is None):
+        raise _json.JsonError(f"{name} is {'null' if name in _LEFT_OUT else 'missing'} in a row")
     read: Callable[[Any, str], Any] = _READERS.get(name, _integer)
     # What nearly every index holds is recognised at once; everything else is looked at one by one.
     if kinds == {type(None)} and name in _NULLABLE:
@@ -222,15 +226,15 @@ class Index:
 
     @classmethod
     def _from_json(cls, value: Any) -> Index:
-        if not isinstance(value, dict) or value.get("version") != INDEX_VERSION:
-            found = value.get("version") if isinstance(value, dict) else value
+        found = value.get("version") if isinstance(value, dict) else value
+        if not isinstance(value, dict) or type(found) is not int or found != INDEX_VERSION:
             raise _json.JsonError(f"version {found!r:.40}, expected {INDEX_VERSION}")
         rows, kind, schema_hash = value.get("rows"), value.get("kind"), value.get("schema_xxh3")
         if not isinstance(rows, list) or kind not in (FILE, STREAM):
             raise _json.JsonError(f"kind {kind!r:.40} with rows of {type(rows).__name__}")
         index = cls(_rows_from_json(rows, kind), _hash(schema_hash, "schema_xxh3"), kind)
         for name, counted in (("num_rows", len(rows)), ("num_tensors", index.num_tensors)):
-            if value.get(name) != counted:
+            if _integer(value.get(name), name) != counted:
                 raise _json.JsonError(f"{name} is {value.get(name)!r:.40}, the rows are {counted}")
         return index
 
