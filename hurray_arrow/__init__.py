@@ -38,7 +38,17 @@ from hurray_arrow.errors import (
 from hurray_arrow.schemes import OpaqueScheme, PerBlock, PerChannel, PerTensor, Quantization
 from hurray_arrow.sections import BufferHandle, Statistics
 from hurray_arrow.sequences import MediaSpan, Sequences
-from hurray_arrow.snapshot import Entry, Snapshot, SnapshotWriter, VerifyReport, open_snapshot, write_snapshot
+from hurray_arrow.snapshot import (
+    Entry,
+    Snapshot,
+    SnapshotWriter,
+    StreamReader,
+    VerifyReport,
+    open_snapshot,
+    read_stream,
+    write_snapshot,
+    write_stream,
+)
 from hurray_arrow.spec import IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -84,6 +94,7 @@ __all__ = [
     "SnapshotMismatchError",
     "SnapshotWriter",
     "Statistics",
+    "StreamReader",
     "UnknownSequenceLengthError",
     "UnsupportedError",
     "VerifyReport",
@@ -91,8 +102,10 @@ __all__ = [
     "element_type",
     "from_record_batch",
     "open_snapshot",
+    "read_stream",
     "register",
     "to_record_batch",
     "unregister",
     "write_snapshot",
+    "write_stream",
 ]

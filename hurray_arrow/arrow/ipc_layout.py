@@ -18,7 +18,10 @@ TAIL_BYTES = 4 + len(MAGIC)
 #: What stands before a file's schema message.
 HEAD_BYTES = 8
 CONTINUATION = 0xFFFFFFFF
+SCHEMA_HEADER = 1
 RECORD_BATCH_HEADER = 3
+#: What ends a stream.
+END_MARKER = struct.pack("<II", CONTINUATION, 0)
 
 
 class IpcLayoutError(ValueError):
@@ -103,6 +106,21 @@ def encapsulated(message: bytes | memoryview) -> memoryview:
     if continuation != CONTINUATION or not 0 < size <= len(data) - 8:
         raise IpcLayoutError(f"message starts with {continuation:#x}, length {size} of {len(data) - 8} bytes")
     return data[8 : 8 + size]
+
+
+def message_kind(flatbuffer: bytes | memoryview) -> tuple[int, int]:
+    """Return what a message is (1 a schema, 3 a record batch) and how many bytes its body has.
+
+    Raises
+    ------
+    IpcLayoutError
+        Not a message, or a negative length.
+    """
+    table = _root(memoryview(flatbuffer))
+    kind, body_bytes = int(table.scalar(1, "<B")), int(table.scalar(3, "<q"))
+    if body_bytes < 0:
+        raise IpcLayoutError(f"a body of {body_bytes} bytes")
+    return kind, body_bytes
 
 
 def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:

@@ -2,6 +2,18 @@
 
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.reader import Snapshot, VerifyReport, open_snapshot
+from hurray_arrow.snapshot.stream import write_stream
+from hurray_arrow.snapshot.stream_reader import StreamReader, read_stream
 from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
 
-__all__ = ["Entry", "Snapshot", "SnapshotWriter", "VerifyReport", "open_snapshot", "write_snapshot"]
+__all__ = [
+    "Entry",
+    "Snapshot",
+    "SnapshotWriter",
+    "StreamReader",
+    "VerifyReport",
+    "open_snapshot",
+    "read_stream",
+    "write_snapshot",
+    "write_stream",
+]
