@@ -1,0 +1,131 @@
+"""Some sequences of a snapshot: the same as select and compact of the whole, for the bytes that they need."""
+
+import numpy as np
+import pytest
+
+import hurray_arrow as ha
+from hurray_arrow import ops
+from hurray_arrow.errors import SnapshotCorruptError, UnsupportedError
+from tests.sample import ALL_ELEMENT_TYPES, BLOCK_TABLES, make_tensor
+
+PROFILES = ("share", "archive")
+
+
+def write(path, tensors, **options):
+    ha.write_snapshot(path, tensors, overwrite=True, **options)
+    return path
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("element_type", sorted(ALL_ELEMENT_TYPES))
+def test_it_is_select_and_compact_of_the_whole(tmp_path, profile, mapped, element_type):
+    made = [make_tensor(element_type=element_type, layer_index=layer, seed=layer + 3) for layer in range(3)]
+    path = write(tmp_path / "s.arrow", made, profile=profile)
+    with ha.open_snapshot(path, mapped=mapped) as snapshot:
+        found = snapshot.read_sequences([3, 0], layer_index=[2, 0])
+    expected = [ops.compact(ops.select(made[layer], [3, 0])) for layer in (0, 2)]
+    assert [tensor.equals(other) for tensor, other in zip(found.tensors, expected, strict=True)] == [True, True]
+    assert found.unverified == ()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("tokens", [(0, 5), (5, 11), (3, 9), (100, 200), slice(0, 0)])
+def test_ranges_of_positions(tmp_path, profile, tokens):
+    made = make_tensor(element_type="float32")
+    path = write(tmp_path / "s.arrow", [made], profile=profile)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        found = snapshot.read_sequences([2, 0], tokens=tokens).tensors[0]
+    assert found.equals(ops.compact(ops.select(made, [2, 0], tokens=tokens)))
+
+
+@pytest.mark.parametrize("scheme", ["per_block", "per_block_zero_points", "per_channel_heads", "per_tensor"])
+def test_parameters_come_along(tmp_path, scheme):
+    made = make_tensor(element_type="int8", quantization=scheme)
+    path = write(tmp_path / "s.arrow", [made], profile="share")
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        found = snapshot.read_sequences(2).tensors[0]
+    assert np.array_equal(found.dequantize(0), made.dequantize(2), equal_nan=True)
+
+
+def test_with_no_gap_only_the_needed_pages_are_fetched(tmp_path):
+    pool = np.random.default_rng(1).integers(0, 2**16, (211, 16, 3, 64), dtype=np.uint16)
+    tables = [list(range(0, 211, 7)), [5], []]
+    tensor = ha.BlockPagedTensor.from_arrays(
+        pool, block_tables=tables, seq_lens=[31 * 16, 9, 0], element_type="bfloat16", kv_role="key", layer_index=1
+    )
+    path = write(tmp_path / "s.arrow", [tensor])
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        exact = snapshot.read_sequences(0, gap_bytes=0).fetched
+        joined = snapshot.read_sequences(0, gap_bytes=1 << 20).fetched
+    page = 16 * 3 * 64 * 2
+    assert (exact.needed_pages, exact.needed_bytes) == (31, 31 * page)
+    small = exact.fetched_bytes - 31 * page
+    assert 0 < small < 16_000
+    assert exact.requests == 31 + 2
+    assert joined.requests == 1 + 2
+    assert joined.fetched_bytes == small + 211 // 7 * 7 * page + page
+
+
+def test_an_archive_fetches_rows_and_not_the_others(tmp_path):
+    pool = np.random.default_rng(1).integers(0, 2**16, (640, 16, 8, 128), dtype=np.uint16)
+    tensor = ha.BlockPagedTensor.from_arrays(
+        pool,
+        block_tables=[list(range(300, 310)), list(range(640))],
+        seq_lens=[160, 10240],
+        element_type="bfloat16",
+        kv_role="key",
+        layer_index=1,
+    )
+    path = write(tmp_path / "s.arrow", [tensor], profile="archive")
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        found = snapshot.read_sequences(0)
+    assert found.tensors[0].equals(ops.compact(ops.select(tensor, 0)))
+    assert found.fetched.needed_pages == 10
+    assert 0 < found.fetched.fetched_bytes < 10 << 20
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_damaged_page_is_refused_only_where_it_is_needed(tmp_path, profile, mapped):
+    # Rows of 8 MiB, so that the damage lies in one of three.
+    pool = np.random.default_rng(1).integers(0, 2**16, (640, 16, 8, 128), dtype=np.uint16)
+    tensor = ha.BlockPagedTensor.from_arrays(
+        pool,
+        block_tables=[[3], [639]],
+        seq_lens=[16, 16],
+        element_type="bfloat16",
+        kv_role="key",
+        layer_index=1,
+    )
+    path = write(tmp_path / "s.arrow", [tensor], profile=profile)
+    content = bytearray(path.read_bytes())
+    content[len(content) - 20_000] ^= 1
+    path.write_bytes(content)
+    with ha.open_snapshot(path, mapped=mapped) as snapshot:
+        assert snapshot.read_sequences(0).tensors[0].equals(ops.compact(ops.select(tensor, 0)))
+        with pytest.raises(SnapshotCorruptError) as refusal:
+            snapshot.read_sequences([0, 1])
+    assert set(refusal.value.codes) <= {"page_checksum", "row_checksum"}
+
+
+def test_pages_without_checksums_are_listed(tmp_path):
+    path = write(tmp_path / "s.arrow", [make_tensor()], checksums=False)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        assert [str(problem.code) for problem in snapshot.read_sequences(0).unverified] == ["unverified"]
+
+
+def test_ids_and_places_that_do_not_exist(tmp_path):
+    path = write(tmp_path / "s.arrow", [make_tensor()])
+    with ha.open_snapshot(path) as snapshot:
+        with pytest.raises(IndexError):
+            snapshot.read_sequences(len(BLOCK_TABLES))
+        with pytest.raises(KeyError):
+            snapshot.read_sequences("nobody")
+
+
+def test_a_recovered_snapshot_says_that_it_has_no_index(tmp_path):
+    path = write(tmp_path / "s.arrow", [make_tensor()])
+    path.write_bytes(path.read_bytes()[:-20])
+    with ha.open_snapshot(path, recover=True) as snapshot, pytest.raises(UnsupportedError):
+        snapshot.read_sequences(0)
