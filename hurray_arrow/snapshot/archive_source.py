@@ -23,7 +23,7 @@ from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES
 from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
-from hurray_arrow.snapshot.files import FileRange
+from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
 from hurray_arrow.snapshot.tail import Tail
@@ -39,7 +39,7 @@ class ArchiveIndexedRows(IndexedRows):
 
     STATED = ("row_xxh3",)
 
-    def __init__(self, source: FileRange, tail: Tail, *, trusted: bool = False) -> None:
+    def __init__(self, source: Source, tail: Tail, *, trusted: bool = False) -> None:
         super().__init__(source, tail, trusted=trusted)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "hurray-arrow-decode")
 

@@ -29,10 +29,15 @@ PathLike = str | os.PathLike[str]
 
 
 class Source(Protocol):
-    """What a snapshot is read from: a file, or an object in a store. ``address`` is 0 where it is not mapped."""
+    """What a snapshot is read from: a file, or an object in a store. ``address`` is 0 where it is not mapped.
+
+    ``requests`` and ``fetched_bytes`` count the ranges that were read so far, and their bytes.
+    """
 
     url: str
     size: int
+    requests: int
+    fetched_bytes: int
 
     @property
     def is_mapped(self) -> bool:

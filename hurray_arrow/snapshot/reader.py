@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import fsspec
 import numpy as np
 import numpy.typing as npt
 from fsspec.callbacks import Callback, NoOpCallback
@@ -30,11 +31,12 @@ from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, check_entry, one_entry, select_entries
-from hurray_arrow.snapshot.files import FileRange, PathLike
+from hurray_arrow.snapshot.files import PathLike, Source
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.partial import PartialRead, PartialReader
 from hurray_arrow.snapshot.recovery import RecoveredRows
+from hurray_arrow.snapshot.remote import open_range
 from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
 from hurray_arrow.snapshot.tail import read_tail
 from hurray_arrow.tensor import BlockPagedTensor
@@ -43,6 +45,8 @@ from hurray_arrow.tensor import BlockPagedTensor
 def open_snapshot(
     path: PathLike,
     *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
     expect: Mapping[str, Any] | None = None,
     recover: bool = False,
     trusted: bool = False,
@@ -53,7 +57,12 @@ def open_snapshot(
     Parameters
     ----------
     path
-        The file.
+        The file, or any URL of fsspec: ``s3://…``, ``gs://…``, ``abfs://…``, ``https://…``, ``memory://…``, and chained
+        ones such as ``simplecache::s3://…``.
+    storage_options
+        What the filesystem of a URL is opened with, such as keys.
+    filesystem
+        A filesystem of fsspec's that is open already; ``path`` is one in it then.
     expect
         What the snapshot has to be, by dotted name: ``{"model.revision": "9f2c", "tenant": None}`` compares each value
         with the metadata's.
@@ -63,7 +72,8 @@ def open_snapshot(
     trusted
         Skip row hashes and Arrow's full validation when reading: only for a file that this program itself just wrote.
     mapped
-        False reads tensors into new memory, for file systems where a mapping fails or faults.
+        False reads tensors into new memory, for file systems where a mapping fails or faults. Objects in stores always
+        are read so.
 
     Returns
     -------
@@ -73,7 +83,11 @@ def open_snapshot(
     Raises
     ------
     FileNotFoundError, PermissionError
-        As the system says.
+        As the system or the store says.
+    SnapshotError
+        The store failed three times; later also SnapshotChangedError, when the object is replaced while it is open.
+    MissingDependencyError
+        The package for the URL is not installed; the message names the extra of this one.
     SnapshotIncompleteError
         The file is empty or has no end batch.
     SnapshotCorruptError
@@ -91,11 +105,12 @@ def open_snapshot(
 
     Spec: snapshot format, section 4.
     """
-    return open_source(FileRange(path, mapped=mapped), expect=expect, recover=recover, trusted=trusted)
+    source = open_range(path, storage_options=storage_options, filesystem=filesystem, mapped=mapped)
+    return open_source(source, expect=expect, recover=recover, trusted=trusted)
 
 
 def open_source(
-    source: FileRange, *, expect: Mapping[str, Any] | None = None, recover: bool = False, trusted: bool = False
+    source: Source, *, expect: Mapping[str, Any] | None = None, recover: bool = False, trusted: bool = False
 ) -> Snapshot:
     """Open the snapshot that a source holds; as :func:`open_snapshot`. The source is closed where that fails."""
     try:
@@ -116,7 +131,7 @@ def open_source(
     return snapshot
 
 
-def _recovered(source: FileRange) -> Snapshot:
+def _recovered(source: Source) -> Snapshot:
     rows = RecoveredRows(source)
     snapshot = Snapshot(source.url, rows.metadata, rows)
     for entry in rows.entries:

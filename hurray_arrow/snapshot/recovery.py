@@ -29,7 +29,7 @@ from hurray_arrow.errors import (
     SnapshotIncompleteError,
 )
 from hurray_arrow.snapshot.entries import Entry
-from hurray_arrow.snapshot.files import FileRange
+from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.tail import arrow_file, read_footer
 from hurray_arrow.spec import INDEX_TYPE_NAMES
@@ -63,7 +63,7 @@ class RecoveredRows:
         Not even a schema is left.
     """
 
-    def __init__(self, source: FileRange) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
         self.unverified: list[Problem] = [
             _unverified("snapshot", "there is no index: whether tensors are missing is not known, row hashes are gone")

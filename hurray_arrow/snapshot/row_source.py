@@ -20,7 +20,7 @@ from hurray_arrow.arrow.schema import POOL_BYTES
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
-from hurray_arrow.snapshot.files import FileRange
+from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC, IndexRow
 from hurray_arrow.snapshot.tail import Tail
 
@@ -69,7 +69,7 @@ class IndexedRows(ABC):
     #: What the index says of every row in this profile.
     STATED: tuple[str, ...] = ()
 
-    def __init__(self, source: FileRange, tail: Tail, *, trusted: bool = False) -> None:
+    def __init__(self, source: Source, tail: Tail, *, trusted: bool = False) -> None:
         self.source = source
         self._schema, self._types = tail.schema, tail.types
         self._trusted = trusted

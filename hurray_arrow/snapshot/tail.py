@@ -31,10 +31,18 @@ from hurray_arrow.errors import (
     SnapshotCorruptError,
     SnapshotIncompleteError,
 )
-from hurray_arrow.snapshot.files import FileRange
-from hurray_arrow.snapshot.index import SPEC, Index
+from hurray_arrow.snapshot.files import Source
+from hurray_arrow.snapshot.index import MAX_INDEX_BYTES, SPEC, Index
 
 NOT_FINISHED = "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows"
+
+
+#: An end batch has no rows, so nearly no body; another tool's last batch may hold everything.
+_MAX_END_BODY_BYTES = 64 << 10
+#: How many bytes listing a remote snapshot may take, or a ten thousandth of it.
+_LISTING_BYTES = 1 << 20
+#: A row takes 24 bytes in the footer and about this many times as much in the index.
+_INDEX_PER_FOOTER = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +58,7 @@ class Tail:
     index: Index
 
 
-def read_tail(source: FileRange) -> Tail:
+def read_tail(source: Source) -> Tail:
     """Read and check the end of a snapshot: index_xxh3, then schema_xxh3, then the footer's blocks against the index.
 
     Raises
@@ -64,6 +72,8 @@ def read_tail(source: FileRange) -> Tail:
     """
     url = source.url
     blocks = read_footer(source)
+    if blocks[-1].body_bytes <= _MAX_END_BODY_BYTES and blocks[-1].metadata_bytes <= MAX_INDEX_BYTES:
+        source.keep_from(blocks[-1].offset)
     try:
         reader = pa.ipc.open_file(arrow_file(source))
         schema = reader.schema
@@ -88,7 +98,7 @@ def read_tail(source: FileRange) -> Tail:
     return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index)
 
 
-def _check_end_batch(source: FileRange, block: Block) -> None:
+def _check_end_batch(source: Source, block: Block) -> None:
     """Look at the last batch's header before Arrow reads the batch: it would decompress whatever is in there."""
     layout = batch_layout(encapsulated(memoryview(source.read(block.offset, block.metadata_bytes))))
     if layout.num_rows:
@@ -97,7 +107,7 @@ def _check_end_batch(source: FileRange, block: Block) -> None:
         raise IpcLayoutError(f"an end batch compressed with codec {layout.compression}")
 
 
-def read_footer(source: FileRange) -> list[Block]:
+def read_footer(source: Source) -> list[Block]:
     """Return the footer's blocks; the last of a snapshot is the end batch.
 
     Raises
@@ -114,6 +124,7 @@ def read_footer(source: FileRange) -> list[Block]:
         start = source.size - TAIL_BYTES - size
         if start < HEAD_BYTES:
             raise IpcLayoutError(f"a footer of {size} bytes in a file of {source.size}")
+        source.keep_from(start, spare_bytes=_spare_bytes(source.size, size))
         blocks = footer_blocks(source.read(start, size).to_pybytes())
     except IpcLayoutError as error:
         raise SnapshotIncompleteError(f"{error}: {NOT_FINISHED}", url=source.url) from error
@@ -122,11 +133,17 @@ def read_footer(source: FileRange) -> list[Block]:
     return blocks
 
 
+def _spare_bytes(file_bytes: int, footer_bytes: int) -> int:
+    """Guess how long the end batch before a long footer is, so that both come at once; within what listing may cost."""
+    allowed = max(_LISTING_BYTES, file_bytes // 10_000) - 2 * footer_bytes
+    return max(0, min(_INDEX_PER_FOOTER * footer_bytes, allowed))
+
+
 def _footer_error(message: str, url: str) -> SnapshotCorruptError:
     return SnapshotCorruptError(Problem(ProblemCode.FOOTER_INVALID, "footer", message, SPEC), url=url)
 
 
-def arrow_file(source: FileRange) -> pa.NativeFile:
+def arrow_file(source: Source) -> pa.NativeFile:
     """Return the source as pyarrow takes it; a mapping stays one."""
     if source.is_mapped:
         return pa.BufferReader(source.read(0, source.size))
@@ -136,7 +153,7 @@ def arrow_file(source: FileRange) -> pa.NativeFile:
 class _RangeFile(io.RawIOBase):
     """A file object over a source, for pyarrow; only the footer and the end batch are asked of it."""
 
-    def __init__(self, source: FileRange) -> None:
+    def __init__(self, source: Source) -> None:
         super().__init__()
         self._source = source
         self._position = 0

@@ -12,6 +12,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
+import fsspec
 import numpy as np
 from fsspec.callbacks import Callback, NoOpCallback
 
@@ -22,12 +23,13 @@ from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.archive_rows import ArchiveRows
-from hurray_arrow.snapshot.files import AtomicFile, PathLike
+from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
 from hurray_arrow.snapshot.placed import Placing
 from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
+from hurray_arrow.snapshot.upload import open_output
 from hurray_arrow.tensor import BlockPagedTensor
 
 DEFAULT_PAGE_ALIGN_BYTES = 4096
@@ -38,6 +40,8 @@ def write_snapshot(
     tensors: Iterable[BlockPagedTensor],
     *,
     metadata: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
     overwrite: bool = False,
     progress: Callback | None = None,
     profile: str = "share",
@@ -53,15 +57,21 @@ def write_snapshot(
     Parameters
     ----------
     path
-        The file; it appears under this name when it is complete, and not at all when anything fails. Or an output
-        that is no file, such as memory to share; ``overwrite`` and ``mode`` say nothing then.
+        The file, or any URL of fsspec's (``s3://…``, ``gs://…``, ``abfs://…``, ``memory://…``); it appears under this
+        name when it is complete, and not at all when anything fails. Or an output that is no file, such as memory to
+        share; ``overwrite`` and ``mode`` say nothing then.
     tensors
         The tensors in snapshot order. Their pages are written from where they lie and are not copied in Python.
     metadata
         What the cache belongs to: ``model``, ``engine``, ``groups``, ``topology``, ``set``, ``adapter``, ``tenant``,
         ``user``.
+    storage_options
+        What the filesystem of a URL is opened with, such as keys.
+    filesystem
+        A filesystem of fsspec's that is open already; ``path`` is one in it then.
     overwrite
-        Replace an existing file. Those who have it open keep the old one.
+        Replace an existing file. Those who have it open keep the old one; those who read an object in a store in ranges
+        are told that it changed.
     progress
         Told of the bytes of pages written.
     profile
@@ -89,7 +99,11 @@ def write_snapshot(
     InvariantError
         A tensor breaks the specification, or ``tensor_key_duplicate``, ``kv_group_mismatch``.
     SnapshotError
-        ``companion_missing`` without ``partial``, or not all bytes arrived.
+        ``companion_missing`` without ``partial``, or not all bytes arrived, or the store failed three times.
+    PermissionError
+        The file system or store refuses.
+    MissingDependencyError
+        The package for the URL is not installed; the message names the extra of this one.
     ValueError
         The metadata is not the format's.
 
@@ -105,6 +119,9 @@ def write_snapshot(
         plan=SchemaPlan.of(tensors, encoding=profile_encoding(profile, encoding)),
         profile=profile,
         metadata=metadata,
+        storage_options=storage_options,
+        filesystem=filesystem,
+        expected_bytes=sum(tensor.buffers[0].nbytes for tensor in tensors) if profile == "share" else 0,
         overwrite=overwrite,
         progress=callback,
         page_align_bytes=page_align_bytes,
@@ -152,8 +169,10 @@ class SnapshotWriter:
     plan
         What the schema decides before the first row: ``SchemaPlan.of(descriptors)``. A tensor that does not fit it is
         refused before anything of it is written.
-    metadata, overwrite, progress, profile, page_align_bytes, checksums, partial, mode
+    metadata, storage_options, filesystem, overwrite, progress, profile, page_align_bytes, checksums, partial, mode
         As in :func:`write_snapshot`.
+    expected_bytes
+        About how large the snapshot gets, 0 if nobody knows: a store's parts are sized by it.
     keep_unknown
         Take metadata keys that this version does not know, as copies of newer snapshots do, instead of refusing them.
 
@@ -172,6 +191,9 @@ class SnapshotWriter:
         *,
         plan: SchemaPlan,
         metadata: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        filesystem: fsspec.AbstractFileSystem | None = None,
+        expected_bytes: int = 0,
         overwrite: bool = False,
         progress: Callback | None = None,
         profile: str = "share",
@@ -190,7 +212,16 @@ class SnapshotWriter:
         self._schema = plan.arrow_schema(schema_metadata(self._metadata))
         self._state = _State.OPEN
         self._file: SnapshotOutput = (
-            AtomicFile(path, overwrite=overwrite, mode=mode) if isinstance(path, str | os.PathLike) else path
+            open_output(
+                path,
+                storage_options=storage_options,
+                filesystem=filesystem,
+                overwrite=overwrite,
+                mode=mode,
+                expected_bytes=expected_bytes,
+            )
+            if isinstance(path, str | os.PathLike)
+            else path
         )
         try:
             self._file.write(file_head(self._schema))

@@ -43,7 +43,7 @@ STARTS_AT = {
     "zstandard": "arrow",
 }
 #: Optional packages, and the only place that may import each.
-SERVED_BY = {"click": "cli", "rich": "cli", "torch": "engines", "transformers": "engines"}
+SERVED_BY = {"click": "cli", "rich": "cli", "torch": "engines", "transformers": "engines", "azure": "snapshot", "obstore": "snapshot"}
 #: module: functions that import upward when they are called.
 DOORS: dict[str, set[str]] = {}
 

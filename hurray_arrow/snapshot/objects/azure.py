@@ -1,0 +1,110 @@
+"""An object in Azure Blob Storage, through adlfs: its client's own calls, with conditions on the entity tag."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version
+from hurray_arrow.snapshot.stores import Place, is_taken
+
+
+class AzureObject(AsyncObject):
+    """An object in Azure Blob Storage.
+
+    Raises
+    ------
+    IsADirectoryError
+        The URL names a container.
+    """
+
+    MAX_PARTS = 50_000
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._container, self._name, self._version_id = place.filesystem.split_path(place.path)
+        if not self._name:
+            raise IsADirectoryError(f"{place.url} names a container, not an object")
+        # Two writers may stage blocks of the same object; only ours are committed by us.
+        self._upload = secrets.token_hex(8)
+
+    async def _version(self) -> Version | None:
+        from azure.core.exceptions import ResourceNotFoundError
+
+        try:
+            async with self._blob() as blob:
+                found = await blob.get_blob_properties(version_id=self._version_id)
+        except ResourceNotFoundError:
+            return None
+        return Version(found.size, found.etag)
+
+    async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
+        version = await self._version()
+        if version is None:
+            raise FileNotFoundError(self.place.url)
+        tail = bytearray(min(tail_bytes, version.size))
+        if tail:
+            await self._get(version.size - len(tail), memoryview(tail), version)
+        return version, bytes(tail)
+
+    async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
+        from azure.core import MatchConditions
+
+        filler = Filler(view)
+        async with self._blob() as blob:
+            stream = await blob.download_blob(
+                offset=start,
+                length=len(view),
+                version_id=self._version_id,
+                etag=pinned.identity,
+                match_condition=MatchConditions.IfNotModified,
+                **self._timeouts,
+            )
+            async for chunk in stream.chunks():
+                filler.take(chunk)
+        filler.finish()
+
+    async def _put(self, part: Part, overwrite: bool) -> None:
+        await self._send(1, part, last=True)
+        await self._complete([self._block_id(1)], overwrite)
+
+    async def _begin(self, part_bytes: int, overwrite: bool) -> None:
+        """Do nothing: blocks may be staged at any time."""
+
+    async def _send(self, number: int, part: Part, last: bool) -> str:
+        del last
+        async with self._blob() as blob:
+            await blob.stage_block(self._block_id(number), Part(part.getvalue()), length=part.size, **self._timeouts)
+        return self._block_id(number)
+
+    async def _complete(self, receipts: Sequence[str], overwrite: bool) -> None:
+        from azure.storage.blob import BlobBlock
+
+        condition = {} if overwrite else {"headers": {"If-None-Match": "*"}}
+        async with self._blob() as blob:
+            try:
+                await blob.commit_block_list([BlobBlock(receipt) for receipt in receipts], **condition)
+            except Exception as error:
+                # An answer that got lost makes the library's next try fail on our own object.
+                if not is_taken(error) or await _committed(blob) != list(receipts):
+                    raise
+
+    async def _abort(self) -> None:
+        """Do nothing: blocks that nobody commits go away within a week, and are not visible until then."""
+
+    def _blob(self) -> Any:
+        return self._fs.service_client.get_blob_client(container=self._container, blob=self._name)
+
+    @property
+    def _timeouts(self) -> dict[str, Any]:
+        return dict(getattr(self._fs, "_timeout_kwargs", {}))
+
+    def _block_id(self, number: int) -> str:
+        # All block ids of an object have to be of one length.
+        return f"{self._upload}{number:08d}"
+
+
+async def _committed(blob: Any) -> list[str]:
+    committed, _ = await blob.get_block_list("committed")
+    return [block.id for block in committed]

@@ -1,0 +1,120 @@
+"""An object in Google Cloud Storage, through gcsfs: reads name the generation, creations forbid one.
+
+An upload in parts is resumable, and its parts come one after another; gcsfs's own handle would publish what it has when
+it is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version
+from hurray_arrow.snapshot.stores import Place
+
+_CONTENT_TYPE = "application/octet-stream"
+
+
+class GcsObject(AsyncObject):
+    """An object in Google Cloud Storage.
+
+    Raises
+    ------
+    IsADirectoryError
+        The URL names a bucket.
+    """
+
+    PARALLEL_PARTS = 1
+    #: One after another, so nothing limits their number; a multiple of 256 KiB each.
+    MAX_PARTS = 1 << 62
+    MIN_PART_BYTES = 16 << 20
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._bucket, self._key, _ = place.filesystem.split_path(place.path)
+        if not self._key:
+            raise IsADirectoryError(f"{place.url} names a bucket, not an object")
+        self._location: str | None = None
+        self._sent_bytes = 0
+
+    async def _version(self) -> Version | None:
+        try:
+            found = await self._fs._call("GET", "b/{}/o/{}", self._bucket, self._key, json_out=True)
+        except FileNotFoundError:
+            return None
+        return Version(int(found["size"]), str(found["generation"]))
+
+    async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
+        version = await self._version()
+        if version is None:
+            raise FileNotFoundError(self.place.url)
+        tail = bytearray(min(tail_bytes, version.size))
+        if tail:
+            await self._get(version.size - len(tail), memoryview(tail), version)
+        return version, bytes(tail)
+
+    async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
+        url = self._fs.url(self.place.path, generation=pinned.identity)
+        wanted = {"Range": f"bytes={start}-{start + len(view) - 1}"}
+        headers, body = await self._fs._call("GET", url, headers=wanted)
+        generation = headers.get("x-goog-generation", pinned.identity)
+        self._check(pinned, headers.get("Content-Range"), generation)
+        filler = Filler(view)
+        filler.take(body)
+        filler.finish()
+
+    async def _put(self, part: Part, overwrite: bool) -> None:
+        await self._fs._call(
+            "POST",
+            self._upload_url,
+            uploadType="media",
+            name=self._key,
+            headers={"Content-Type": _CONTENT_TYPE},
+            data=Part(part.getvalue()),
+            **_condition(overwrite),
+        )
+
+    async def _begin(self, part_bytes: int, overwrite: bool) -> None:
+        del part_bytes
+        headers, _ = await self._fs._call(
+            "POST",
+            self._upload_url,
+            uploadType="resumable",
+            name=self._key,
+            headers={"X-Upload-Content-Type": _CONTENT_TYPE},
+            json={},
+            **_condition(overwrite),
+        )
+        self._location = headers["Location"]
+
+    async def _send(self, number: int, part: Part, last: bool) -> None:
+        del number
+        end = self._sent_bytes + part.size
+        total = str(end) if last else "*"
+        while self._sent_bytes < end:
+            rest = Part(part.getvalue()[self._sent_bytes - end :])
+            wanted = {"Content-Range": f"bytes {self._sent_bytes}-{end - 1}/{total}", "Content-Type": _CONTENT_TYPE}
+            headers, _ = await self._fs._call("POST", self._location, headers=wanted, data=rest)
+            kept = headers.get("Range")
+            # The store says how much of an unfinished upload it has kept, which may be less than was sent.
+            self._sent_bytes = int(kept.rpartition("-")[2]) + 1 if kept and not last else end
+        if last:
+            self._location = None
+
+    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> None:
+        """Do nothing: the last part said that it is the last."""
+
+    async def _abort(self) -> None:
+        if self._location is not None:
+            location, self._location = self._location, None
+            # The address repeats the condition, which a cancellation must not fail on.
+            await self._fs._call("DELETE", location.replace("&ifGenerationMatch=0", ""))
+
+    @property
+    def _upload_url(self) -> str:
+        return f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o"
+
+
+def _condition(overwrite: bool) -> dict[str, str]:
+    return {} if overwrite else {"ifGenerationMatch": "0"}

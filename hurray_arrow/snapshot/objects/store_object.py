@@ -1,0 +1,320 @@
+"""One object in a store: read in ranges of one version, or written so that it appears whole or not at all.
+
+What differs between the stores is in the modules beside this one; retries, bounds and errors are the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+import fsspec.asyn
+
+from hurray_arrow.errors import SnapshotChangedError, SnapshotError
+from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, TRIES, Place, TruncatedBodyError, is_transient, translated
+
+#: Requests of one call that are under way at the same time.
+IN_FLIGHT = 8
+
+Answer = TypeVar("Answer")
+#: Bytes from an offset on, and the memory that they go to.
+Piece = tuple[int, memoryview]
+
+
+class Version(NamedTuple):
+    """What an object is now: its size in bytes, and what changes when it is replaced."""
+
+    size: int
+    identity: Any
+
+
+class Part(io.BytesIO):
+    """Bytes on their way into a store; libraries that close what they have sent must not, it may be sent again."""
+
+    @property
+    def size(self) -> int:
+        """The part's length in bytes."""
+        return self.getbuffer().nbytes
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class StoreObject(ABC):
+    """An object at a place in a store.
+
+    Parameters
+    ----------
+    place
+        Where it lies.
+    """
+
+    #: Parts that may be sent at the same time; 1 where they have to come in order.
+    PARALLEL_PARTS = IN_FLIGHT
+    #: What a store takes, so that a snapshot of any size fits.
+    MAX_PARTS = 10_000
+    MIN_PART_BYTES = 8 << 20
+    #: Whether later parts may be larger than the first.
+    GROWING_PARTS = True
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @abstractmethod
+    def version(self) -> Version | None:
+        """Return what is there now, ``None`` where nothing is."""
+
+    @abstractmethod
+    def open(self, tail_bytes: int) -> tuple[Version, bytes]:
+        """Pin the version that every later range has to be of; return it and its last bytes, as many or all there are.
+
+        Raises
+        ------
+        FileNotFoundError, PermissionError, IsADirectoryError, SnapshotError
+            As the store says.
+        """
+
+    @abstractmethod
+    def fetch(self, pieces: Sequence[Piece]) -> None:
+        """Fill memory with ranges of the pinned version, several at the same time.
+
+        Raises
+        ------
+        SnapshotChangedError
+            The object was replaced or deleted.
+        SnapshotError, PermissionError
+            The bytes did not come; the message names the range.
+        """
+
+    def check_writable(self) -> None:  # noqa: B027 - most can be written
+        """Refuse what can only be read.
+
+        Raises
+        ------
+        UnsupportedError
+            It can only be read.
+        """
+
+    @abstractmethod
+    def put(self, part: Part, *, overwrite: bool) -> None:
+        """Create the object from all of its bytes at once."""
+
+    @abstractmethod
+    def begin(self, *, part_bytes: int, overwrite: bool) -> None:
+        """Start an object that comes in parts; nothing is visible before the last of them was sent."""
+
+    @abstractmethod
+    def send(self, number: int, part: Part, *, last: bool) -> Future[Any]:
+        """Send a part, numbered from 1; the result is what :meth:`complete` wants to hear of it.
+
+        The last one is sent when all others have arrived; with it a store may make the object visible.
+        """
+
+    @abstractmethod
+    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> None:
+        """Make the object of its parts visible.
+
+        Raises
+        ------
+        FileExistsError
+            There is one, and ``overwrite`` is False.
+        """
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Throw the parts away."""
+
+    def published(self) -> None:
+        """Let the caller's filesystem know that there is a new object."""
+        self.place.filesystem.invalidate_cache(self.place.filesystem._parent(self.place.path))
+
+
+class AsyncObject(StoreObject):
+    """An object in a filesystem that has an event loop; subclasses make one request at a time.
+
+    Subclasses implement ``_version``, ``_open``, ``_get``, ``_put``, ``_begin``, ``_send``, ``_complete``, ``_abort``.
+    """
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._pid = os.getpid()
+        self._pinned: Version | None = None
+
+    @property
+    def _fs(self) -> Any:
+        if self._pid != os.getpid():
+            self.place, self._pid = self.place.reopened(), os.getpid()
+        return self.place.filesystem
+
+    def version(self) -> Version | None:
+        """Return what is there now; see :meth:`StoreObject.version`."""
+        return self._run(self._version, doing="size and identity")
+
+    def open(self, tail_bytes: int) -> tuple[Version, bytes]:
+        """Pin a version; see :meth:`StoreObject.open`."""
+        self._pinned, tail = self._run(self._open, tail_bytes, doing=f"the last {tail_bytes} bytes")
+        return self._pinned, tail
+
+    def fetch(self, pieces: Sequence[Piece]) -> None:
+        """Fill memory with ranges; see :meth:`StoreObject.fetch`."""
+        fsspec.asyn.sync(self._fs.loop, self._fetch_all, pieces)
+
+    def put(self, part: Part, *, overwrite: bool) -> None:
+        """Create the object at once; see :meth:`StoreObject.put`."""
+        self._run(self._put, part, overwrite, doing="upload", creating=not overwrite)
+
+    def begin(self, *, part_bytes: int, overwrite: bool) -> None:
+        """Start an object in parts; see :meth:`StoreObject.begin`."""
+        self._run(self._begin, part_bytes, overwrite, doing="start of the upload", creating=not overwrite)
+
+    def send(self, number: int, part: Part, *, last: bool) -> Future[Any]:
+        """Send a part; see :meth:`StoreObject.send`."""
+        doing = f"upload of part {number}, {part.size} bytes"
+        sending = self._tried(self._send, number, part, last, doing=doing, creating=last)
+        return asyncio.run_coroutine_threadsafe(sending, self._fs.loop)
+
+    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> None:
+        """Make the object visible; see :meth:`StoreObject.complete`."""
+        self._run(self._complete, receipts, overwrite, doing="completion of the upload", creating=not overwrite)
+
+    def abort(self) -> None:
+        """Throw the parts away; see :meth:`StoreObject.abort`."""
+        self._run(self._abort, doing="abort of the upload")
+
+    @abstractmethod
+    async def _version(self) -> Version | None: ...
+
+    @abstractmethod
+    async def _open(self, tail_bytes: int) -> tuple[Version, bytes]: ...
+
+    @abstractmethod
+    async def _get(self, start: int, view: memoryview, pinned: Version) -> None: ...
+
+    @abstractmethod
+    async def _put(self, part: Part, overwrite: bool) -> None: ...
+
+    @abstractmethod
+    async def _begin(self, part_bytes: int, overwrite: bool) -> None: ...
+
+    @abstractmethod
+    async def _send(self, number: int, part: Part, last: bool) -> Any: ...
+
+    @abstractmethod
+    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> None: ...
+
+    @abstractmethod
+    async def _abort(self) -> None: ...
+
+    async def _fetch_all(self, pieces: Sequence[Piece]) -> None:
+        pinned = self._pinned
+        if pinned is None:
+            raise SnapshotError("read before it was opened", url=self.place.url)
+        limit = asyncio.Semaphore(IN_FLIGHT)
+
+        async def fetch_one(start: int, view: memoryview) -> None:
+            async with limit:
+                doing = f"bytes [{start}, {start + len(view)})"
+                await self._tried(self._get, start, view, pinned, doing=doing, pinned=True)
+
+        tasks = [asyncio.ensure_future(fetch_one(start, view)) for start, view in pieces]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Nobody may write into the memory after the call has failed.
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _check(self, pinned: Version, content_range: str | None, identity: Any) -> None:
+        """Refuse the answer to a range request that is not of the pinned version, whatever the store makes of If-Match.
+
+        Raises
+        ------
+        SnapshotError
+            The store does not take ranges.
+        SnapshotChangedError
+            The answer is of another version.
+        """
+        total = total_of_content_range(content_range)
+        if total is None:
+            raise SnapshotError(
+                "the store does not take range requests; simplecache:: before the URL helps", url=self.place.url
+            )
+        if (total, identity) != pinned:
+            message = f"an answer is of {total} bytes, {identity}; opened were {pinned.size} bytes, {pinned.identity}"
+            raise SnapshotChangedError(message, url=self.place.url)
+
+    def _run(
+        self,
+        work: Callable[..., Awaitable[Answer]],
+        *arguments: Any,
+        doing: str,
+        creating: bool = False,
+    ) -> Answer:
+        answer: Answer = fsspec.asyn.sync(self._fs.loop, self._tried, work, *arguments, doing=doing, creating=creating)
+        return answer
+
+    async def _tried(
+        self,
+        work: Callable[..., Awaitable[Answer]],
+        *arguments: Any,
+        doing: str,
+        pinned: bool = False,
+        creating: bool = False,
+    ) -> Answer:
+        for pause in (*BACKOFF_SECONDS, None):
+            try:
+                return await work(*arguments)
+            except Exception as error:
+                # A body that broke off was no request that failed, so no library has tried it again.
+                again = isinstance(error, TruncatedBodyError) or (self.place.tries == TRIES and is_transient(error))
+                if pause is None or not again:
+                    raise translated(
+                        error, url=self.place.url, doing=doing, pinned=pinned, creating=creating
+                    ) from error
+            await asyncio.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+class Filler:
+    """Takes the chunks of one body into memory of exactly its size."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._done = 0
+
+    def take(self, chunk: bytes | memoryview) -> None:
+        """Take the next bytes.
+
+        Raises
+        ------
+        SnapshotError
+            More bytes than were asked for.
+        """
+        end = self._done + len(chunk)
+        if end > len(self._view):
+            raise SnapshotError(f"{end} bytes came, {len(self._view)} were asked for")
+        self._view[self._done : end] = chunk
+        self._done = end
+
+    def finish(self) -> None:
+        """Check that all came.
+
+        Raises
+        ------
+        TruncatedBodyError
+            Fewer bytes than were asked for.
+        """
+        if self._done != len(self._view):
+            raise TruncatedBodyError(f"{self._done} bytes came, {len(self._view)} were asked for")
+
+
+def total_of_content_range(value: str | None) -> int | None:
+    """Return the size of the whole object from a Content-Range such as ``bytes 0-63/1024``."""
+    total = (value or "").rpartition("/")[2]
+    return int(total) if total.isdigit() else None

@@ -1,0 +1,201 @@
+"""Byte ranges of an object in a store: of one version only, in few requests, several at the same time.
+
+Spec: snapshot format, section 4, "Remote".
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from hurray_arrow.errors import SnapshotIncompleteError
+from hurray_arrow.snapshot.files import FileRange, PathLike, Source
+from hurray_arrow.snapshot.objects import object_at
+from hurray_arrow.snapshot.stores import Place, locate, translated
+
+#: What is fetched when a snapshot is opened: the whole end of one that has some hundred rows.
+TAIL_BYTES = 64 << 10
+#: Longer ranges are cut, so that several connections carry them.
+PIECE_BYTES = 8 << 20
+_ALIGN_BYTES = 64
+
+
+def open_range(
+    path: PathLike,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
+    mapped: bool = True,
+) -> Source:
+    """Open a file or object for reading in ranges.
+
+    A local file is mapped, and so is the copy that a cache such as ``simplecache::`` keeps.
+
+    Raises
+    ------
+    MissingDependencyError, ValueError
+        As :func:`~hurray_arrow.snapshot.stores.locate`.
+    FileNotFoundError, PermissionError, IsADirectoryError
+        As the store says.
+    SnapshotIncompleteError
+        It is empty.
+    SnapshotError
+        The store does not answer.
+    """
+    place = locate(path, storage_options=storage_options, filesystem=filesystem)
+    if isinstance(place, str):
+        return FileRange(place, mapped=mapped)
+    if getattr(place.filesystem, "local_file", False):
+        return FileRange(_cached_copy(place), mapped=mapped)
+    return RemoteRange(place)
+
+
+def _cached_copy(place: Place) -> str:
+    try:
+        with place.filesystem.open(place.path, "rb") as file:
+            return str(file.name)
+    except Exception as error:
+        raise translated(error, url=place.url, doing="copy into the cache") from error
+
+
+class RemoteRange:
+    """An object that is only read, in ranges, and only in the version that it was opened in.
+
+    Parameters
+    ----------
+    place
+        Where it lies.
+
+    Raises
+    ------
+    FileNotFoundError, PermissionError, IsADirectoryError
+        As the store says.
+    SnapshotIncompleteError
+        The object is empty.
+    SnapshotError
+        The store does not answer.
+
+    Notes
+    -----
+    Opening is one request where the store takes a range that counts from the end, and two otherwise; the last 64 KiB
+    are kept. ``requests`` counts ranges, without what a store needs besides them, and without repetitions. May be used
+    """
+
+    is_mapped = False
+    address = 0
+
+    def __init__(self, place: Place) -> None:
+        self.url = place.url
+        self._object = object_at(place)
+        version, tail = self._object.open(TAIL_BYTES)
+        self.size = version.size
+        if not self.size:
+            raise SnapshotIncompleteError("the object is empty", url=self.url)
+        self._lock, self._counts = threading.Lock(), threading.Lock()
+        self.requests, self.fetched_bytes = 1, len(tail)
+        self._tail_start, self._tail = self.size - len(tail), pa.py_buffer(tail)
+
+    def read(self, offset: int, size: int) -> pa.Buffer:
+        """Return exactly ``size`` bytes from ``offset`` in new memory; long ranges over several connections.
+
+        Raises
+        ------
+        SnapshotIncompleteError
+            The range passes the end of the object.
+        SnapshotChangedError
+            The object was replaced or deleted since it was opened.
+        SnapshotError
+            The store did not give the bytes; the message names them.
+        """
+        return self.read_many([(offset, size)])[0]
+
+    def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
+        """Return several ranges; neighbours come in one request, and a few requests are under way at the same time.
+
+        Parameters
+        ----------
+        ranges
+            ``(offset, size)`` of each, in bytes.
+
+        Returns
+        -------
+        list of pyarrow.Buffer
+            In the order of ``ranges``. Neighbours share memory, which lies to a multiple of 64 as in the object.
+
+        Raises
+        ------
+        SnapshotIncompleteError, SnapshotChangedError, SnapshotError
+            As :meth:`read`.
+        """
+        for offset, size in ranges:
+            if offset < 0 or size < 0 or offset + size > self.size:
+                message = f"bytes [{offset}, {offset + size}) of an object of {self.size}"
+                raise SnapshotIncompleteError(message, url=self.url)
+        with self._lock:
+            tail_start, tail = self._tail_start, self._tail
+        spans = _spans([(offset, size) for offset, size in ranges if size and offset < tail_start])
+        memory = {start: _allocate(start, end - start) for start, end in spans}
+        self._fill([(start, view) for start, (_, view) in memory.items()])
+        found = []
+        for offset, size in ranges:
+            if not size or offset >= tail_start:
+                found.append(tail.slice(max(offset - tail_start, 0), size))
+                continue
+            start = max(start for start in memory if start <= offset)
+            found.append(memory[start][0].slice(offset - start, size))
+        return found
+
+    def keep_from(self, offset: int, *, spare_bytes: int = 0) -> None:
+        """Have everything from ``offset`` to the end at hand: in one request, or in none if it is.
+
+        Parameters
+        ----------
+        offset
+            Where what is needed starts.
+        spare_bytes
+            How much more before it to fetch when there has to be a request at all.
+        """
+        with self._lock:
+            if offset >= self._tail_start:
+                return
+            start = max(offset - spare_bytes, 0)
+            whole, view = _allocate(start, self.size - start)
+            missing = self._tail_start - start
+            self._fill([(start, view[:missing])])
+            view[missing:] = memoryview(self._tail)
+            self._tail_start, self._tail = start, whole
+
+    def close(self) -> None:
+        """Do nothing: the connections are the filesystem's."""
+
+    def _fill(self, targets: Sequence[tuple[int, memoryview]]) -> None:
+        pieces = []
+        for start, view in targets:
+            pieces += [(start + at, view[at : at + PIECE_BYTES]) for at in range(0, len(view), PIECE_BYTES)]
+        if pieces:
+            self._object.fetch(pieces)
+            with self._counts:
+                self.requests += len(pieces)
+                self.fetched_bytes += sum(len(view) for _, view in pieces)
+
+
+def _spans(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that touch or overlap: ``(start, end)`` in order."""
+    spans: list[tuple[int, int]] = []
+    for offset, size in sorted(ranges):
+        if spans and offset <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], offset + size))
+        else:
+            spans.append((offset, offset + size))
+    return spans
+
+
+def _allocate(offset: int, size: int) -> tuple[pa.Buffer, memoryview]:
+    """Return memory and a view to fill it, at the same place modulo 64 as in the object: aligned pages stay aligned."""
+    buffer = pa.allocate_buffer(size + _ALIGN_BYTES)
+    start = (offset - buffer.address) % _ALIGN_BYTES
+    return buffer.slice(start, size), memoryview(buffer).cast("B")[start : start + size]

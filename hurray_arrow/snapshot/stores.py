@@ -1,0 +1,263 @@
+"""Where a snapshot lies: a local path, or a place in a filesystem of fsspec; and what the stores' errors mean.
+
+Every library raises its own exceptions, many of which are no OSError. They become ours here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from hurray_arrow.errors import HurrayArrowError, MissingDependencyError, SnapshotChangedError, SnapshotError
+from hurray_arrow.snapshot.files import PathLike
+
+#: protocol: the package that serves it, and the extra that installs the package.
+_SERVED_BY = {
+    **dict.fromkeys(("s3", "s3a"), ("s3fs", "s3")),
+    **dict.fromkeys(("gs", "gcs"), ("gcsfs", "gcs")),
+    **dict.fromkeys(("abfs", "abfss", "az", "adl"), ("adlfs", "azure")),
+    **dict.fromkeys(("http", "https"), ("aiohttp", "http")),
+}
+#: How often one range or part is tried in all, and how long to wait before the next try, in seconds.
+TRIES = 3
+BACKOFF_SECONDS = (0.2, 0.8)
+#: With bounds that an option cannot lower.
+_RETRY_THEMSELVES = {"gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem", "obstore.fsspec.FsspecStore"}
+#: s3fs and botocore each retry five times, one inside the other: 25 requests and 40 seconds for one range.
+_S3_OPTIONS: Mapping[str, Any] = {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 1}}}
+_S3_RETRIES = 2
+
+_TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
+#: obstore's errors say what they are by their names.
+_STATUS_BY_NAME = {
+    "AlreadyExistsError": 409,
+    "PermissionDeniedError": 403,
+    "PreconditionError": 412,
+    "UnauthenticatedError": 401,
+    "NotSupportedError": 501,
+}
+_NEVER_TRANSIENT = (
+    HurrayArrowError,
+    FileExistsError,
+    FileNotFoundError,
+    ImportError,
+    IsADirectoryError,
+    LookupError,
+    NotImplementedError,
+    PermissionError,
+    TypeError,
+    ValueError,
+)
+
+
+class TruncatedBodyError(Exception):
+    """The body of an answer broke off; whatever the library does, the range may be asked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a filesystem.
+
+    Parameters
+    ----------
+    filesystem
+        fsspec's filesystem.
+    path
+        The path in it, without a protocol.
+    url
+        What errors call it: without passwords and signatures.
+    tries
+        How often a request is tried: once where the library retries with bounds of its own.
+    """
+
+    filesystem: fsspec.AbstractFileSystem
+    path: str
+    url: str
+    tries: int = TRIES
+
+    def kinds(self) -> frozenset[str]:
+        """Return the names of the filesystem's classes, so that none has to be imported to be recognised."""
+        return frozenset(f"{cls.__module__}.{cls.__qualname__}" for cls in type(self.filesystem).__mro__)
+
+    def reopened(self) -> Place:
+        """Return the place in a filesystem of this process, after a fork: connections cannot be shared."""
+        old = self.filesystem
+        return replace(self, filesystem=type(old)(*old.storage_args, **old.storage_options))
+
+
+def locate(
+    path: PathLike,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
+) -> str | Place:
+    """Say where a path or URL leads: a local path, or a place in a filesystem.
+
+    Parameters
+    ----------
+    path
+        A path, a URL of fsspec's, chained or not, or with ``filesystem`` a path in that.
+    storage_options
+        What the filesystem of a URL is opened with.
+    filesystem
+        A filesystem that is open already.
+
+    Raises
+    ------
+    MissingDependencyError
+        The package that serves the protocol is not installed.
+    ValueError
+        No such protocol, options for something that takes none, or a filesystem for asynchronous code.
+    """
+    text = os.fspath(path)
+    if filesystem is not None:
+        if storage_options:
+            raise ValueError("storage_options belong to a URL: the filesystem has its own")
+        if getattr(filesystem, "asynchronous", False):
+            raise ValueError("the filesystem is for asynchronous code; open it without asynchronous=True")
+        path_in_it = filesystem._strip_protocol(text)  # noqa: SLF001 - fsspec's own door
+        # Its own retries are the caller's choice.
+        return _place(filesystem, path_in_it, url=shown(filesystem.unstrip_protocol(path_in_it)), tries=1)
+    if "://" not in text and "::" not in text:
+        if storage_options:
+            raise ValueError(f"{text}: a local path takes no storage_options")
+        return text
+    opened, inner = _open_filesystem(text, dict(storage_options or {}))
+    return _place(opened, inner, url=shown(text), tries=TRIES)
+
+
+def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries: int) -> str | Place:
+    if isinstance(filesystem, LocalFileSystem):
+        return path
+    place = Place(filesystem, path, url, tries)
+    return replace(place, tries=1) if place.kinds() & _RETRY_THEMSELVES else place
+
+
+def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
+    protocol = url.partition("://")[0]
+    try:
+        # Another package may serve S3 too, with other options.
+        is_s3fs = protocol in ("s3", "s3a") and fsspec.get_filesystem_class(protocol).__module__ == "s3fs.core"
+        if is_s3fs:
+            options = {**_S3_OPTIONS, **options}
+            options["config_kwargs"] = {**_S3_OPTIONS["config_kwargs"], **options["config_kwargs"]}
+        filesystem, path = url_to_fs(url, **options)
+    except ImportError as error:
+        raise _missing(url, error) from error
+    if is_s3fs:
+        filesystem.retries = _S3_RETRIES
+    return filesystem, path
+
+
+def _missing(url: str, error: ImportError) -> ImportError:
+    for protocol in re.findall(r"(\w+)(?=://|::|$)", url):
+        if protocol in _SERVED_BY:
+            package, extra = _SERVED_BY[protocol]
+            return MissingDependencyError(package, extra=extra)
+    return error
+
+
+def shown(url: str) -> str:
+    """Return a URL as errors may show it: without a password, and without the query that may be a signature."""
+    url = re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", url)
+    return re.sub(r"(https?://[^?]*)\?.*", r"\1?…", url)
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status that an exception, or what caused it, carries."""
+    for cause in _causes(error):
+        response = getattr(cause, "response", None)
+        if isinstance(response, Mapping):
+            found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if isinstance(found, int):
+                return found
+        for name in ("status", "status_code", "code"):
+            found = getattr(cause, name, None)
+            if isinstance(found, int) or (isinstance(found, str) and found.isdigit()):
+                return int(found)
+        if type(cause).__name__ in _STATUS_BY_NAME:
+            return _STATUS_BY_NAME[type(cause).__name__]
+        # gcsfs raises a bare OSError for 403.
+        if type(cause) is OSError and str(cause).startswith("Forbidden:"):
+            return 403
+    return None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    for _ in range(4):
+        if seen is None:
+            return
+        yield seen
+        seen = seen.__cause__
+
+
+def is_transient(error: BaseException) -> bool:
+    """Say whether the same request may go well a moment later."""
+    if isinstance(error, TruncatedBodyError):
+        return True
+    status = status_of(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    return isinstance(error, Exception) and not isinstance(error, _NEVER_TRANSIENT)
+
+
+def is_taken(error: BaseException) -> bool:
+    """Say whether a store refused to create an object because there is one."""
+    return isinstance(error, FileExistsError) or status_of(error) in (409, 412)
+
+
+def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, creating: bool = False) -> Exception:
+    """Return the exception of ours, or of Python's, that a store's exception means.
+
+    Parameters
+    ----------
+    error
+        What the store's library raised.
+    url
+        The snapshot.
+    doing
+        What was asked for, such as ``bytes [0, 64)``.
+    pinned
+        The snapshot was open, so that a missing object or a failed condition means that it changed.
+    creating
+        The object was to be created, so that a failed condition means that there is one.
+
+    Returns
+    -------
+    Exception
+        FileNotFoundError, FileExistsError, IsADirectoryError, PermissionError, or a SnapshotError.
+    """
+    if isinstance(error, HurrayArrowError):
+        return error
+    status = status_of(error)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        if pinned:
+            return SnapshotChangedError(f"{doing}: the snapshot was replaced or deleted since it was opened", url=url)
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    if isinstance(error, IsADirectoryError):
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return PermissionError(errno.EACCES, f"{doing}: {_text(error, status)}", url)
+    if creating and is_taken(error):
+        return FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", url)
+    if pinned and is_taken(error):
+        return SnapshotChangedError(f"{doing}: the snapshot was overwritten since it was opened", url=url)
+    return SnapshotError(f"{doing}: {_text(error, status)}", url=url)
+
+
+def _text(error: Exception, status: int | None) -> str:
+    said = getattr(error, "message", None) or str(error)
+    said = re.sub(r"\?[^\s'\"]*", "?…", str(said)).strip()
+    # Some backends answer a whole page.
+    said = said.partition("\n")[0][:200]
+    http = f"HTTP {status}, " if status else ""
+    return f"{http}{type(error).__name__}: {said}" if said else f"{http}{type(error).__name__}"
