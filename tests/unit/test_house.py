@@ -30,6 +30,7 @@ FLOORS = [
     ["engines"],
     ["arrow"],
     ["snapshot"],
+    ["share"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
