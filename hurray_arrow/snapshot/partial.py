@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow import ops
-from hurray_arrow.arrow.rows import Tables, tensor_from_rows
+from hurray_arrow.arrow.rows import Row, Tables, tensor_from_rows
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.ops.select import needed_pages
@@ -76,12 +76,12 @@ class PartialReader:
     rows
         The snapshot's rows by index.
     tables_of
-        Gives the tables of a kv_group.
+        Gives the tables of a tensor's row: the group's, where it has none.
     gap_bytes
         As of :func:`~hurray_arrow.snapshot.ranges.plan_ranges`.
     """
 
-    def __init__(self, rows: IndexedRows, *, tables_of: Callable[[int], Tables], gap_bytes: int | None) -> None:
+    def __init__(self, rows: IndexedRows, *, tables_of: Callable[[Row], Tables], gap_bytes: int | None) -> None:
         self._source = rows.source
         self._rows = rows
         self._tables_of = tables_of
@@ -112,7 +112,7 @@ class PartialReader:
         wanted = []
         partials = self._rows.rows_without_pages([entry.tensor_index for entry in entries])
         for entry, partial in zip(entries, partials, strict=True):
-            whole = tensor_from_rows([partial.row], self._tables_of(entry.kv_group), align_small_buffers=True)
+            whole = tensor_from_rows([partial.row], self._tables_of(partial.row), align_small_buffers=True)
             check_entry(entry, whole)
             page_ids = needed_pages(whole, sequences, tokens=tokens)
             wanted.append(_Wanted(partial, whole, page_ids, self._rows.pieces_of(partial, page_ids)))
