@@ -388,7 +388,7 @@ class Snapshot:
             raise UnsupportedError(
                 f"{self.url}: without an index its rows cannot be read in part; read() whole tensors"
             )
-        reader = PartialReader(self._rows, tables_of=self.group_tables, gap_bytes=gap_bytes)
+        reader = PartialReader(self._rows, tables_of=self._tables_of, gap_bytes=gap_bytes)
         return reader.read(entries, sequences, tokens)
 
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
