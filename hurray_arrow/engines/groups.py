@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 
-from hurray_arrow.elements import ElementType
+from hurray_arrow.elements import ELEMENT_TYPES, ElementType
 from hurray_arrow.elements import element_type as element_type_of
 from hurray_arrow.engines.arrays import Words, as_words
 from hurray_arrow.engines.layouts import Content, Layout, PageDims, PagePart, layout_of, page_parts
@@ -128,10 +128,12 @@ class LayerFormat:
         """
         arrays = list(array) if isinstance(array, tuple | list) else [array]
         words: list[Words] = []
-        element = self.element_type
+        # Bytes that only the engine understands need no name for their bits.
+        named = ELEMENT_TYPES["uint8"] if self.element_type is None and self.layout.is_opaque else self.element_type
+        element = named
         for place, each in enumerate(arrays):
             name = self.name if len(arrays) == 1 else f"{self.name}[{place}]"
-            taken, found = as_words(each, element_type=self.element_type, name=name, writable=writable)
+            taken, found = as_words(each, element_type=named, name=name, writable=writable)
             if element not in (None, found):
                 message = f"{name}: {found}, the layer's first array has {element}"
                 raise LayoutError(message, expected=str(element), actual=str(found))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,8 +147,13 @@ def write_sequence(
     targets = []
     for group in groups:
         for name, layer in group.layers.items():
-            form = completed_format(formats[name], layer)
+            # The pool's own type, and not the stored one, so that bits nobody named are not taken for it.
+            form = replace(completed_format(formats[name], layer), element_type=formats[name].element_type)
             for part in form.parts(destination[name], writable=True):
+                stored = layer[part.kv_role, part.component].element_type
+                if part.element_type != stored:
+                    message = f"{name}: element type {part.element_type}, stored is {stored}"
+                    raise LayoutError(message, expected=part.element_type.name, actual=stored.name)
                 source = part_words(layer[part.kv_role, part.component], part)
                 move = moves[group.kv_group]
                 move.check_bounds(part.pages.shape[0], where=name)
