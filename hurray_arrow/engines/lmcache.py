@@ -229,11 +229,10 @@ def _sequence(
         if rows and (found != element or row.shape[3] != rows[0].shape[3]):
             message = f"{name}: {found} of {row.shape[3]}, the first chunk has {element} of {rows[0].shape[3]}"
             raise LayoutError(message, expected=[str(element), rows[0].shape[3]], actual=[str(found), row.shape[3]])
-        if (rows and rows[-1].shape[2] != rows[0].shape[2]) or (rows and row.shape[2] > rows[0].shape[2]):
-            message = (
-                f"{name}: chunks of {[each.shape[2] for each in (*rows, row)]} tokens, expected equal ones but the last"
-            )
-            raise LayoutError(message, expected=rows[0].shape[2], actual=row.shape[2])
+        tokens = [each.shape[2] for each in (*rows, row)]
+        if len(set(tokens[:-1])) > 1 or tokens[-1] > tokens[0]:
+            message = f"{name}: chunks of {tokens} tokens, expected equal ones but the last"
+            raise LayoutError(message, expected=tokens[0], actual=tokens)
         rows.append(row)
         element = found
     return (np.concatenate(rows, axis=2) if rows else np.empty((2, len(layer_names), 0, 0), np.uint8)), element

@@ -196,8 +196,7 @@ def test_metadata_lists_only_what_every_layer_of_a_group_has():
 
 
 def test_a_layout_without_room_for_two_widths_refuses_them():
-    keys, values = dense()
-    array = np.concatenate([keys, bits(PAGES, SLOTS, HEADS, 2)], axis=-1).transpose(0, 2, 1, 3)
+    array = np.concatenate([dense()[0], bits(PAGES, SLOTS, HEADS, 2)], axis=-1).transpose(0, 2, 1, 3)
     tensors = export({"l": array}, "BNHC", head_dim_v=2)
     assert refused(vllm.import_cache, tensors, layout="2BNHD", expect=None) == (DIM, 2)
     assert vllm.import_cache(tensors, layout="BHNC-cpu", expect=None)["l"].shape == (4, HEADS, SLOTS, DIM + 2)
@@ -385,7 +384,7 @@ def test_wrong_chunks_are_refused():
         "element_type": "bfloat16",
     }
     for given, changes, wrong in (
-        ([chunks[:1] + chunks[2:] + chunks[:1]], {}, (8, 8)),
+        ([chunks[:1] + chunks[2:] + chunks[:1]], {}, (8, [8, 3, 8])),
         ([[chunks[0][:1]]], {}, (2, 1)),
         ([chunks], {"layer_names": ["a"]}, (1, 2)),
         ([chunks], {"num_heads": 4}, (4, 21)),
