@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hurray_arrow.snapshot.entries import SELECTORS, entries_of, one_entry, select_entries
-from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.snapshot.index import Index, IndexRow
 
 
 def row(tensor_index, *, page_offset=0, num_pages=7, offset=1024, **fields):
@@ -130,3 +130,13 @@ def test_an_entry_reads_as_its_key():
 def test_every_selector_is_a_field_of_the_key():
     assert set(SELECTORS) <= set(ENTRIES[0]._fields)
     assert len(SELECTORS) == len(ENTRIES[0].key)
+
+
+def test_sizes_beyond_what_json_numbers_hold_come_back():
+    rows = (row(3, num_pages=2**53 + 1, num_seqs=2**60, body_bytes=2**62 + 8, metadata_bytes=8, offset=2**53 + 8),)
+    pairs = {key.encode(): value.encode() for key, value in Index(rows, "0" * 16).custom_metadata().items()}
+    assert b'"num_pages":"9007199254740993"' in pairs[b"hurray_arrow.index"]
+    found = Index.from_custom_metadata(pairs, url="")
+    assert found.rows == rows
+    [entry] = entries_of(found.rows)
+    assert (entry.num_pages, entry.stored_bytes) == (2**53 + 1, 2**62 + 16)
