@@ -293,6 +293,8 @@ def tensor_from_rows(
     where = f"tensor {first.tensor_index}"
     if first.descriptor is None:
         raise refuse(ProblemCode.ROW_MISSING, where, "the first row has no descriptor")
+    if any(row.descriptor is not None for row in rows[1:]):
+        raise refuse(ProblemCode.ROW_MISSING, where, "two rows with a descriptor: they are of two tensors")
     try:
         descriptor = BlockPagedDescriptor.decode(first.descriptor)
         _check_columns(first, descriptor)
