@@ -13,7 +13,7 @@ AZURITE := .azurite/node_modules/azurite/package.json
 .PHONY: help demo test test-core test-engines lint coverage bench clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
 	@$(BIN)/hurray-arrow demo
