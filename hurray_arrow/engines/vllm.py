@@ -39,9 +39,11 @@ def _layouts() -> list[Layout]:
         Layout(name="B2HND", shapes=("B2NHD",)),
     ]
     cpu = [
-        # Without AMX: keys [D, N] by columns, then values [N, D] by rows, inside each head of a page.
+        # What the kernels "vec" and "vec16" (x86 without AMX) write: inside each head of a page keys by column [D, N],
+        # then values by row [N, D]. Tried with cpu_attn_reshape_and_cache of 0.32.0.
         Layout(name="BHNC-cpu", shapes=("BHNC",), content=Content.CPU),
         Layout(name="LBHNC-cpu", shapes=("BHNC",), content=Content.CPU),
+        # Both by row: as vLLM's own view suggests, and as no kernel that was tried writes.
         Layout(name="BHNC-cpu_rows", shapes=("BHNC",), content=Content.CPU_ROWS),
     ]
     latents = [Layout(name=name, shapes=_LATENT_SHAPES, content=Content.LATENT) for name in ("BNC", "LBNC", "BLNC")]
@@ -68,6 +70,7 @@ LAYOUTS: dict[str, Layout] = {layout.name: layout for layout in _layouts()}
 #: Layouts that vLLM has and this package does not handle.
 REFUSED = {
     "BHNC-cpu_amx": "the CPU backend's AMX tiles hold keys and values in pairs of rows, which is not handled",
+    "BHNC-cpu_neon": "the CPU backend's order on ARM is not handled",
     "BHNC-rocm": "ROCm's x-packed interior is not handled",
 }
 ADAPTER = Adapter("vllm", LAYOUTS, REFUSED)
