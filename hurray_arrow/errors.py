@@ -69,6 +69,7 @@ class ProblemCode(StrEnum):
     QUANTIZATION_BUFFER_SIZE = "quantization_buffer_size"
     QUANTIZATION_FLAGS_RESERVED = "quantization_flags_reserved"
     QUANTIZATION_LENGTH_INVALID = "quantization_length_invalid"
+    QUANTIZATION_MISMATCH = "quantization_mismatch"
     QUANTIZATION_SCALE_INVALID = "quantization_scale_invalid"
     QUANTIZATION_SCALE_TYPE_INVALID = "quantization_scale_type_invalid"
     QUANTIZATION_SCHEME_INVALID = "quantization_scheme_invalid"
@@ -95,6 +96,10 @@ class ProblemCode(StrEnum):
     SEQ_LEN_EXCEEDS_PAGES = "seq_len_exceeds_pages"
     SEQ_LENS_SUM = "seq_lens_sum"
     TOKEN_IDS_SIZE = "token_ids_size"
+    # tensors that operations take together
+    HEAD_RANGE_INVALID = "head_range_invalid"
+    REPLICA_MISMATCH = "replica_mismatch"
+    TENSOR_MISMATCH = "tensor_mismatch"
     # Arrow and snapshots
     ARROW_INVALID = "arrow_invalid"
     ARROW_NULL = "arrow_null"
@@ -113,6 +118,7 @@ class ProblemCode(StrEnum):
     ROW_MISSING = "row_missing"
     ROW_PLACE = "row_place"
     SCHEMA_CHECKSUM = "schema_checksum"
+    SET_MEMBER_DUPLICATE = "set_member_duplicate"
     TENSOR_KEY_DUPLICATE = "tensor_key_duplicate"
     UNVERIFIED = "unverified"
 

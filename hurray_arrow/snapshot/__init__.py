@@ -2,6 +2,7 @@
 
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.reader import Snapshot, VerifyReport, open_snapshot
+from hurray_arrow.snapshot.sets import SnapshotSet, member_name, open_snapshot_set
 from hurray_arrow.snapshot.stream import write_stream
 from hurray_arrow.snapshot.stream_reader import StreamReader, read_stream
 from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
@@ -9,10 +10,13 @@ from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
 __all__ = [
     "Entry",
     "Snapshot",
+    "SnapshotSet",
     "SnapshotWriter",
     "StreamReader",
     "VerifyReport",
+    "member_name",
     "open_snapshot",
+    "open_snapshot_set",
     "read_stream",
     "write_snapshot",
     "write_stream",

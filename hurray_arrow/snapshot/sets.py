@@ -1,0 +1,369 @@
+"""Sets: the snapshots that tensor- and pipeline-parallel ranks wrote of one batch, read as one.
+
+Names are advice; which files belong together, and what each of them holds, is said by their metadata.
+
+Spec: snapshot format, section 3 (``set``, ``topology``).
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+import fsspec
+
+from hurray_arrow import ops
+from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
+from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, one_entry, select_entries
+from hurray_arrow.snapshot.files import PathLike
+from hurray_arrow.snapshot.index import TensorKey
+from hurray_arrow.snapshot.reader import Snapshot, open_snapshot
+from hurray_arrow.snapshot.set_members import Heads, Holder, check_tables, heads_of, holders_of, in_order
+from hurray_arrow.snapshot.set_metadata import common_metadata
+from hurray_arrow.snapshot.stores import locate, translated
+from hurray_arrow.tensor import BlockPagedTensor
+
+#: Companions whose heads are the model's, and those that every rank has whole, as of :mod:`hurray_arrow.ops.heads`.
+_HEADED = ("values", "state.")
+_WHOLE = ("indexer", "record.")
+#: Members that are fetched at the same time.
+_AT_ONCE = 8
+
+
+def member_name(name: str, member: int, members: int) -> str:
+    """Return the advised file name of a member, such as ``NAME.m0of8.arrow``.
+
+    Parameters
+    ----------
+    name
+        What the members have in common. No prompt, tenant or token belongs into a name.
+    member, members
+        The member's number from 0, and how many there are.
+    """
+    if not 0 <= member < members:
+        raise ValueError(f"member {member}, expected 0 <= member < {members}")
+    return f"{name}.m{member}of{members}.arrow"
+
+
+def open_snapshot_set(
+    urls: PathLike | Iterable[PathLike],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
+    expect: Mapping[str, Any] | None = None,
+    trusted: bool = False,
+    mapped: bool = True,
+) -> SnapshotSet:
+    """Open all members of a set, and check that they are one: pages stay unread.
+
+    Parameters
+    ----------
+    urls
+        A glob such as ``s3://bucket/NAME.m*.arrow``, or the members, in any order.
+    storage_options, filesystem, trusted, mapped
+        As in :func:`~hurray_arrow.open_snapshot`.
+    expect
+        What every member has to be.
+
+    Returns
+    -------
+    SnapshotSet
+        A context manager. Tensors read from it stay valid after it is closed.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing matches.
+    SnapshotIncompleteError
+        A member is missing, or lacks a tensor that others of its pipeline rank have; the message names it.
+    SnapshotMismatchError
+        A snapshot of another set or of none; members with other models, adapters or tenants; no ``head_range``.
+    SnapshotCorruptError
+        ``set_member_duplicate``, ``head_range_invalid``, ``kv_group_mismatch``: tables, lengths or tokens differ,
+        ``tensor_mismatch``, ``metadata_invalid``; and what :func:`~hurray_arrow.open_snapshot` finds in each.
+
+    Notes
+    -----
+    A kv_group has the same number in every member. Members with the same heads are replicas if ``head_replica`` tells
+    them apart; they are compared when they are read.
+
+    Spec: snapshot format, section 3.
+    """
+    options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
+    found = _members(urls, options)
+    pool = ThreadPoolExecutor(min(_AT_ONCE, len(found)), "hurray-arrow-set")
+    with ExitStack() as opened:
+        opened.callback(pool.shutdown, cancel_futures=True)
+        jobs = [
+            pool.submit(open_snapshot, url, **each, expect=expect, trusted=trusted, mapped=mapped)
+            for url, each in found
+        ]
+        # Every job is waited for, so that none is left open when another fails.
+        snapshots = [opened.enter_context(job.result()) for job in jobs if job.exception() is None]
+        for job in jobs:
+            job.result()
+        members = in_order(snapshots)
+        holders = holders_of(members)
+        heads = heads_of(members, holders.values())
+        check_tables(members, pool)
+        made = SnapshotSet(members, holders, heads, pool)
+        opened.pop_all()
+    return made
+
+
+class SnapshotSet:
+    """An open set; see :func:`open_snapshot_set`. May be read from many threads.
+
+    Attributes
+    ----------
+    id
+        The set's id.
+    members
+        The members' snapshots by number.
+    metadata
+        What all members say alike, without what belongs to one of them.
+    entries
+        One per tensor with all its heads; ``tensor_index`` is its place here, sizes are sums over the members.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Snapshot],
+        holders: Mapping[TensorKey, Sequence[Holder]],
+        heads: Mapping[int, Heads],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.members = tuple(members)
+        self.id: str = members[0].metadata["set"]["id"]
+        self._holders, self._heads, self._pool = dict(holders), dict(heads), pool
+        self.entries: tuple[Entry, ...] = tuple(
+            self._merged_entry(place, held) for place, held in enumerate(self._holders.values())
+        )
+        self.metadata = common_metadata([snapshot.metadata for snapshot in members], num_heads=self._num_heads())
+
+    @property
+    def profile(self) -> str | None:
+        """The members' profile; ``None`` where they differ."""
+        profiles = {snapshot.profile for snapshot in self.members}
+        return profiles.pop() if len(profiles) == 1 else None
+
+    @property
+    def url(self) -> str:
+        """The first member's URL."""
+        return self.members[0].url
+
+    def select(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+    ) -> list[Entry]:
+        """Return the entries that the selectors admit, in order."""
+        return select_entries(
+            self.entries,
+            layer_index=layer_index,
+            layer_name=layer_name,
+            kv_role=kv_role,
+            kv_group=kv_group,
+            component=component,
+        )
+
+    @overload
+    def read(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        heads: Literal["merged"] = "merged",
+        verify: bool = False,
+    ) -> BlockPagedTensor: ...
+    @overload
+    def read(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        heads: Literal["members"],
+        verify: bool = False,
+    ) -> list[BlockPagedTensor]: ...
+    def read(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        heads: Literal["merged", "members"] = "merged",
+        verify: bool = False,
+    ) -> BlockPagedTensor | list[BlockPagedTensor]:
+        """Read the one tensor that the selectors name, from all members that have some of it at the same time.
+
+        Parameters
+        ----------
+        layer_index, layer_name, kv_role, kv_group, component
+            One value or several; what is not given admits all.
+        heads
+            ``"merged"``: one tensor with all heads, replicas compared and taken once. ``"members"``: what each member
+            has.
+        verify
+            Check the page checksums too.
+
+        Returns
+        -------
+        BlockPagedTensor or list of BlockPagedTensor
+            With all heads in new memory, or one by one as :meth:`Snapshot.read` gives them, by member number.
+
+        Raises
+        ------
+        LookupError
+            Not exactly one tensor matches.
+        SnapshotCorruptError
+            As :meth:`Snapshot.read`; ``replica_mismatch``, ``head_range_invalid``: a member has other heads than it
+            says, ``quantization_mismatch``, ``tensor_mismatch``.
+        UnsupportedError
+            Merging a component ``page.<name>``, or parameters of which nobody says how they belong to heads.
+        """
+        matches = self.select(
+            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
+        )
+        if heads not in ("merged", "members"):
+            raise ValueError(f"heads {heads!r}: expected 'merged' or 'members'")
+        entry = one_entry(matches)
+        return self._merged(entry, verify=verify) if heads == "merged" else self._parts(entry, verify=verify)
+
+    def iter_tensors(
+        self,
+        *,
+        layer_index: IntSelector = None,
+        layer_name: StrSelector = None,
+        kv_role: StrSelector = None,
+        kv_group: IntSelector = None,
+        component: StrSelector = None,
+        verify: bool = False,
+    ) -> Iterator[BlockPagedTensor]:
+        """Read every tensor that the selectors admit, with all its heads, one after another; as :meth:`read`."""
+        for entry in self.select(
+            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
+        ):
+            yield self._merged(entry, verify=verify)
+
+    def close(self) -> None:
+        """Close all members; tensors that were read stay valid."""
+        self._pool.shutdown(cancel_futures=True)
+        for snapshot in self.members:
+            snapshot.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"SnapshotSet({self.id!r}, {len(self.members)} members, {len(self.entries)} tensors)"
+
+    def _parts(self, entry: Entry, *, verify: bool) -> list[BlockPagedTensor]:
+        jobs = [
+            self._pool.submit(
+                self.members[holder.member].read,
+                kv_role=entry.kv_role,
+                kv_group=entry.kv_group,
+                component=entry.component,
+                layer_index=entry.layer_index,
+                layer_name=entry.layer_name,
+                verify=verify,
+            )
+            for holder in self._holders[entry.key]
+        ]
+        return [job.result() for job in jobs]
+
+    def _merged(self, entry: Entry, *, verify: bool) -> BlockPagedTensor:
+        parts = self._parts(entry, verify=verify)
+        if len(parts) == 1:
+            return parts[0]
+        held = self._holders[entry.key]
+        if self._follows_heads(held):
+            ranges = [self._heads[holder.member].range for holder in held]
+        else:
+            ranges = [(0, parts[0].num_heads)] * len(parts)
+        try:
+            return ops.merge_heads(parts, head_ranges=ranges)
+        except InvalidDescriptorError as error:
+            raise SnapshotCorruptError(error.problems, url=self.url) from error
+
+    def _follows_heads(self, held: Sequence[Holder]) -> bool:
+        """Say whether members share out the heads of a tensor, or each has the whole of it.
+
+        A companion with one head everywhere, where some member has several heads of values, is one for all heads.
+        """
+        component = held[0].entry.component
+        if component.startswith(_HEADED):
+            return True
+        if component.startswith(_WHOLE):
+            return False
+        values = self._holders.get((*held[0].entry.key[:-1], "values"), ())
+        heads = {holder.member: holder.entry.page_shape[1] for holder in values}
+        own = {holder.member: holder.entry.page_shape[1] for holder in held}
+        return set(own.values()) != {1} or all(heads.get(member, 1) == 1 for member in own)
+
+    def _merged_entry(self, place: int, held: Sequence[Holder]) -> Entry:
+        first = held[0].entry
+        page_size, num_heads, head_dim = first.page_shape
+        if len(held) > 1 and self._follows_heads(held):
+            by_range = {self._heads[holder.member].range: holder.entry.page_shape[1] for holder in held}
+            num_heads = sum(by_range.values())
+        return first._replace(
+            tensor_index=place,
+            page_shape=(page_size, num_heads, head_dim),
+            num_rows=sum(holder.entry.num_rows for holder in held),
+            stored_bytes=sum(holder.entry.stored_bytes for holder in held),
+        )
+
+    def _num_heads(self) -> int | None:
+        return max((heads.stop for heads in self._heads.values()), default=None)
+
+
+def _members(urls: PathLike | Iterable[PathLike], options: dict[str, Any]) -> list[tuple[PathLike, dict[str, Any]]]:
+    """Return what to open, each with its options; a string with ``*``, ``?`` or ``[`` is a glob."""
+    if not isinstance(urls, str | os.PathLike):
+        found = [(url, options) for url in urls]
+        if not found:
+            raise ValueError("a set of no snapshots")
+        return found
+    if not glob.has_magic(os.fspath(urls)):
+        return [(urls, options)]
+    place = locate(urls, **options)
+    if isinstance(place, str):
+        # pathlib globs no absolute patterns.
+        paths = sorted(glob.glob(place))  # noqa: PTH207
+        matches: list[tuple[PathLike, dict[str, Any]]] = [(path, {}) for path in paths]
+    else:
+        try:
+            paths = sorted(place.filesystem.glob(place.path))
+        except Exception as error:
+            raise translated(error, url=place.url, doing="list the members") from error
+        # In a chain of filesystems only the outermost knows the path.
+        by_url = options["filesystem"] is None and "::" not in os.fspath(urls)
+        in_place = {"filesystem": place.filesystem}
+        matches = [(place.filesystem.unstrip_protocol(path), options) if by_url else (path, in_place) for path in paths]
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, "no snapshot matches", os.fspath(urls))
+    return matches
