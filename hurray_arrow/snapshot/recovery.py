@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -73,6 +74,7 @@ class RecoveredRows:
         self.metadata = self._metadata_of(schema)
         for batch in batches:
             self._take(batch)
+        self._share_tables()
         self.entries: tuple[Entry, ...] = tuple(
             entry for tensor_index in sorted(self._rows) if (entry := self._entry(tensor_index)) is not None
         )
@@ -160,9 +162,21 @@ class RecoveredRows:
                 continue
             self._rows.setdefault(row.tensor_index, []).append(row)
 
+    def _share_tables(self) -> None:
+        """Give every tensor the tables of its group: the tensor that has them may be one that cannot be read."""
+        having: dict[int, Row] = {}
+        for tensor_index in sorted(self._rows):
+            rows = self._rows[tensor_index]
+            rows.sort(key=lambda row: row.order)
+            own = rows[0]
+            if own.tables is not None:
+                having.setdefault(own.kv_group, own)
+            elif own.kv_group in having:
+                first = having[own.kv_group]
+                rows[0] = replace(own, tables=first.tables, sequences=own.sequences or first.sequences)
+
     def _entry(self, tensor_index: int) -> Entry | None:
-        rows = sorted(self._rows[tensor_index], key=lambda row: row.order)
-        self._rows[tensor_index] = rows
+        rows = self._rows[tensor_index]
         first = rows[0]
         try:
             descriptor = BlockPagedDescriptor.decode(first.descriptor or b"")
