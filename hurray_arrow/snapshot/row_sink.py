@@ -15,6 +15,7 @@ import xxhash
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.ipc_file import block_of
+from hurray_arrow.errors import SnapshotError
 
 #: Pages go on in pieces of this size: a progress bar moves, and no call passes Linux's limit of 2 GiB for one write.
 PIECE_BYTES = 64 << 20
@@ -117,6 +118,10 @@ class RowSink:
         if self._skip_bytes:
             self._skip_bytes -= size
         elif isinstance(data, pa.Buffer) and _is_same(data, self._pool):
+            if self._pages_offset is not None:
+                raise SnapshotError(
+                    "the pages' memory is also that of another buffer of their tensor; copy one of them"
+                )
             self._pages_offset = self._position
             self._write_pages(memoryview(data).cast("B"))
         else:

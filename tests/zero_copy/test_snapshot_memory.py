@@ -15,6 +15,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot import open_snapshot, write_snapshot
 from hurray_arrow.tensor import BlockPagedTensor
 from tests.sample import ALL_ELEMENT_TYPES, make_tensor, sample_facts
@@ -318,3 +319,17 @@ ctypes.memset(pool.ctypes.data, 0, 1)
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, check=False)
     assert done.returncode == -11  # SIGSEGV
     assert digest(path.read_bytes()) == before
+
+
+def test_pages_that_are_also_another_buffer_are_refused(path):
+    """The sink knows the pages by their address, so that it would take the block table for them."""
+    pool = np.array([5, 2, 4, 5, 0, 2], np.uint32).reshape(6, 1, 1, 1)
+    seq_ptr = np.array([0, 6], np.uint32)
+    shared = BlockPagedTensor.from_arrays(pool, pool.reshape(-1), seq_ptr, seq_lens=[6], kv_role="key")
+    with pytest.raises(SnapshotError):
+        write_snapshot(path, [shared])
+    assert not path.exists()
+    apart = BlockPagedTensor.from_arrays(pool, pool.reshape(-1).copy(), seq_ptr, seq_lens=[6], kv_role="key")
+    write_snapshot(path, [apart])
+    with open_snapshot(path) as snapshot:
+        assert snapshot.read(verify=True).equals(apart)
