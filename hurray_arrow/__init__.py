@@ -1,5 +1,6 @@
 """Paged KV caches as Apache Arrow: self-describing, verifiable snapshots that any Arrow reader opens."""
 
+from hurray_arrow import share
 from hurray_arrow.arrow import (
     BlockTableArray,
     BlockTableType,
@@ -8,6 +9,7 @@ from hurray_arrow.arrow import (
     PagePoolScalar,
     PagePoolType,
     SchemaPlan,
+    from_arrow,
     from_record_batch,
     register,
     to_record_batch,
@@ -103,11 +105,13 @@ __all__ = [
     "VerifyReport",
     "WireFormatError",
     "element_type",
+    "from_arrow",
     "from_record_batch",
     "open_snapshot",
     "open_snapshot_set",
     "read_stream",
     "register",
+    "share",
     "to_record_batch",
     "unregister",
     "write_snapshot",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from hurray_arrow import invariants
 from hurray_arrow.buffers import fit_buffers, on_cpu, same_bytes, take_memory, validate_arrays
 from hurray_arrow.descriptor import BlockPagedDescriptor, BufferHandle, Statistics
+from hurray_arrow.doors import TensorDoors
 from hurray_arrow.elements import ElementType, PrivateType
 from hurray_arrow.elements import element_type as element_type_of
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, QuantizationError, UnknownSequenceLengthError
@@ -33,8 +34,8 @@ IndexArray: TypeAlias = npt.NDArray[Any]
 _INTOLERABLE = frozenset({ProblemCode.SEQ_PTR_SIZE})
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class BlockPagedTensor(PagedReading):
+@dataclass(frozen=True, slots=True, eq=False, repr=False, weakref_slot=True)
+class BlockPagedTensor(PagedReading, TensorDoors):
     """A paged KV cache tensor of one layer and role: its descriptor, its borrowed buffers, its sequences.
 
     Build one with :meth:`from_arrays` or :meth:`from_buffers`. Buffers are never copied; the tensor holds read-only

@@ -1,5 +1,6 @@
 """Block-paged tensors in Arrow: extension types, columns, conversion. Importing it registers the types with pyarrow."""
 
+from hurray_arrow.arrow.capsules import from_arrow
 from hurray_arrow.arrow.convert import from_record_batch, tensors_from_batches, to_record_batch
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import SchemaPlan
@@ -23,6 +24,7 @@ __all__ = [
     "PagePoolScalar",
     "PagePoolType",
     "SchemaPlan",
+    "from_arrow",
     "from_record_batch",
     "register",
     "tensors_from_batches",

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 import fsspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
@@ -38,6 +39,7 @@ from hurray_arrow.snapshot.partial import PartialRead, PartialReader
 from hurray_arrow.snapshot.recovery import RecoveredRows
 from hurray_arrow.snapshot.remote import open_range
 from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
+from hurray_arrow.snapshot.row_stream import row_reader
 from hurray_arrow.snapshot.tail import read_tail
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -440,6 +442,15 @@ class Snapshot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self._row_reader().__arrow_c_stream__(requested_schema)
+
+    def __arrow_c_schema__(self) -> Any:
+        return self._row_reader().schema.__arrow_c_schema__()
+
+    def _row_reader(self) -> pa.RecordBatchReader:
+        return row_reader(self._rows, self.entries, tensor_of=self.checked_tensor, metadata=self.metadata)
 
     def __repr__(self) -> str:
         return f"Snapshot({self.url!r}, profile={self.profile!r}, {len(self.entries)} tensors)"
