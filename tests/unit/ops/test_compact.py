@@ -187,3 +187,16 @@ def test_buffers_that_no_scheme_names_are_refused():
 def test_facts_go_with_compact():
     tensor = make_tensor(**PLAIN_FACTS)
     assert ops.compact(tensor).sequences is tensor.sequences
+
+
+def test_pages_beyond_4_gib(tmp_path):
+    # A sparse file: only the pages that are written take room.
+    num_pages, last = 1_310_727, 1_310_725
+    pool = np.memmap(tmp_path / "pool", np.uint8, "w+", shape=(num_pages, 16, 8, 32))
+    pool[last, 13] = 7
+    tensor = BlockPagedTensor.from_arrays(pool, block_tables=[[3, last]], seq_lens=[31], kv_role="key")
+    assert tensor.page_pool.nbytes > 2**32
+    assert int(ops.compact(tensor).page_pool.sum()) == 7 * 256
+    assert ops.repage(tensor, 32).page_pool[0, 16 + 13].tolist() == [[7] * 32] * 8
+    assert ops.sanitize(tensor).page_pool[1, 13].tolist() == [[7] * 32] * 8
+    assert ops.select(tensor, tokens=(27, 30)).page_pool[0, 2].tolist() == [[7] * 32] * 8

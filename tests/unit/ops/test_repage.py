@@ -7,6 +7,7 @@ import pytest
 
 from hurray_arrow import ops
 from hurray_arrow.errors import InvalidDescriptorError, InvariantError, QuantizationError, UnsupportedError
+from hurray_arrow.ops import columns, pages
 from hurray_arrow.sequences import MediaSpan
 from tests.paged_model import cache_of
 from tests.sample import ALL_ELEMENT_TYPES, INDEX_TYPES, make_tensor
@@ -152,3 +153,28 @@ def test_a_size_that_no_page_has_is_refused(size):
 def test_whole_pages_are_not_cut():
     with pytest.raises(UnsupportedError):
         ops.repage([make_tensor(), make_tensor(component="page.indexer")], 10)
+
+
+@pytest.mark.parametrize("name", ["bool", "int4", "float6_e2m3", "private_0xF1", "uint8", "float128"])
+def test_slots_that_no_page_fills_are_zero(name):
+    tensor = make_tensor(element_type=name, num_heads=1, head_dim=3, block_tables=[[4, 2]], seq_lens=[10])
+    result = ops.repage(tensor, 7)
+    bits = 3 * tensor.element_type.bits
+    whole = int.from_bytes(result.buffers[0].tobytes(), "little")
+    assert whole >> 7 * bits != 0
+    assert whole >> 10 * bits == 0
+    assert result.num_pages == 2
+
+
+@pytest.mark.parametrize("name", ["bool", "int4", "float6_e2m3", "private_0xF1"])
+def test_packed_pools_are_worked_on_in_pieces(name, monkeypatch):
+    monkeypatch.setattr(pages, "_UNPACKED_AT_ONCE_ELEMS", 1)
+    monkeypatch.setattr(columns, "_UNPACKED_AT_ONCE_ELEMS", 1)
+    tables = {"num_pages": 23, "block_tables": [range(22, 0, -1), [3, 11]], "seq_lens": [107, 6], "kv_role": "fused"}
+    tensor = make_tensor(element_type=name, **tables)
+    other = make_tensor(element_type=name, seed=5, **tables)
+    assert cache_of([ops.repage(tensor, 3)]) == cache_of([tensor])
+    assert cache_of([ops.sanitize(tensor)]) == cache_of([tensor])
+    assert cache_of([ops.concat([tensor, other])]) == cache_of([tensor]) + cache_of([other])
+    merged = ops.merge_heads(ops.split_heads(tensor, 3))
+    assert bytes(merged.buffers[0]) == bytes(tensor.buffers[0])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hurray_arrow import ops
+from hurray_arrow.descriptor import Statistics
 from hurray_arrow.errors import UnknownSequenceLengthError, UnsupportedError
 from tests.paged_model import cache_of
 from tests.sample import ALL_ELEMENT_TYPES, make_tensor
@@ -88,3 +89,10 @@ def test_whole_pages_are_only_taken_whole():
         ops.sanitize(tensor)
     full, _ = ones(component="page.indexer", block_tables=[[4, 2]], seq_lens=[10])
     assert ops.sanitize(full).page_pool.reshape(-1).tolist() == [41, 42, 43, 44, 45, 21, 22, 23, 24, 25]
+
+
+@pytest.mark.parametrize(("last", "kept"), [(5, True), (4, False)])
+def test_statistics_stay_where_no_slot_is_cleared(last, kept):
+    tables = [list(range(7))]
+    tensor, _ = ones(block_tables=tables, seq_lens=[30 + last], statistics=Statistics(computed_mask=1, nnz=5))
+    assert (ops.sanitize(tensor).descriptor.statistics is not None) is kept
