@@ -15,7 +15,7 @@ import numpy as np
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnknownSequenceLengthError
 from hurray_arrow.ops.facts import Facts, UInt64Array, cut_facts, facts_of, join_facts, regrouped_positions
 from hurray_arrow.ops.group import Group, given_back, refuse_whole_pages, take_group
-from hurray_arrow.ops.page_table import IndexArray, Int64Array, regroup
+from hurray_arrow.ops.page_table import IndexArray, Int64Array, first_use, regroup
 from hurray_arrow.ops.parameters import check_movable
 from hurray_arrow.ops.ranges import HalfOpen, half_open, is_half_open
 from hurray_arrow.ops.results import Tables, moved, rebuilt
@@ -131,7 +131,7 @@ def needed_pages(
     """
     places = _places(tensor, sequences)
     pages, _ = _pages_of(tensor, _cuts(tensor, places, _ranges(tokens, len(places))))
-    return np.unique(pages).astype(np.int64)
+    return np.sort(first_use(pages)[0]).astype(np.int64)
 
 
 def _in_new_pages(group: Group, cuts: list[_Cut], total_tokens: int) -> list[BlockPagedTensor]:
