@@ -8,7 +8,8 @@ is narrower than 64 bits: ids are int64 and places are numpy's own intp.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,8 @@ Words: TypeAlias = npt.NDArray[Any]
 
 #: Bytes that are copied of all parts together before the next pages: a part of any processor's second cache.
 _CHUNK_BYTES = 1 << 19
+#: Below this a thread costs more than it brings.
+_THREADED_BYTES = 1 << 23
 #: numpy keeps the size of an element in a C int.
 _MAX_ELEMENT_BYTES = 2**31 - 1
 
@@ -35,8 +38,8 @@ def read_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array | N
         ``[n]`` pages of the pool, already checked; ``None`` for all in order.
     """
     merged = [_merged(pages, out) for pages, out in pairs]
-    count = pairs[0][1].shape[0]
-    for start, stop in _chunks(count, pairs):
+
+    def read(start: int, stop: int) -> None:
         for pages, out in merged:
             into = out[start:stop]
             if page_ids is None:
@@ -49,6 +52,8 @@ def read_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array | N
                 for first, last in runs(page_ids[start:stop]):
                     page = int(page_ids[start + first])
                     np.copyto(into[first:last], pages[page : page + last - first])
+
+    _by_chunks(read, pairs[0][1].shape[0], pairs)
 
 
 def write_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array, source_ids: Int64Array) -> None:
@@ -63,11 +68,14 @@ def write_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array, s
         Where each page goes, and where it comes from; already checked, ``page_ids`` distinct.
     """
     merged = [_merged(pages, source) for pages, source in pairs]
-    for start, stop in _chunks(page_ids.size, pairs):
+
+    def write(start: int, stop: int) -> None:
         for first, last in runs(source_ids[start:stop]):
             into, page = page_ids[start + first : start + last], int(source_ids[start + first])
             for pages, source in merged:
                 pages[into] = source[page : page + last - first]
+
+    _by_chunks(write, page_ids.size, pairs)
 
 
 def runs(ids: Int64Array) -> Iterator[tuple[int, int]]:
@@ -78,10 +86,22 @@ def runs(ids: Int64Array) -> Iterator[tuple[int, int]]:
         yield from itertools.pairwise(bounds)
 
 
-def _chunks(count: int, pairs: Sequence[tuple[Words, Words]]) -> Iterator[tuple[int, int]]:
+def _by_chunks(copy: Callable[[int, int], None], count: int, pairs: Sequence[tuple[Words, Words]]) -> None:
+    """Copy a few pages at a time; much of it on two threads, for one does not fill the memory's bandwidth."""
     page_bytes = sum(int(np.prod(pages.shape[1:])) * pages.itemsize for pages, _ in pairs)
     step = max(1, _CHUNK_BYTES // max(1, page_bytes))
-    yield from ((start, min(start + step, count)) for start in range(0, count, step))
+
+    def copy_range(bounds: range) -> None:
+        for start in bounds:
+            copy(start, min(start + step, count))
+
+    if count * page_bytes < _THREADED_BYTES:
+        copy_range(range(0, count, step))
+        return
+    # Both threads are done before an error is raised: nothing is written behind the caller's back.
+    with ThreadPoolExecutor(2, "hurray-arrow-pages") as pool:
+        middle = -(-count // step) // 2 * step
+        list(pool.map(copy_range, (range(0, middle, step), range(middle, count, step))))
 
 
 def _merged(one: Words, other: Words) -> tuple[Words, Words]:
