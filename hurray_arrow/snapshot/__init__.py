@@ -5,15 +5,18 @@ from hurray_arrow.snapshot.reader import Snapshot, VerifyReport, open_snapshot
 from hurray_arrow.snapshot.sets import SnapshotSet, member_name, open_snapshot_set
 from hurray_arrow.snapshot.stream import write_stream
 from hurray_arrow.snapshot.stream_reader import StreamReader, read_stream
+from hurray_arrow.snapshot.transform import CopyReport, copy_snapshot
 from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
 
 __all__ = [
+    "CopyReport",
     "Entry",
     "Snapshot",
     "SnapshotSet",
     "SnapshotWriter",
     "StreamReader",
     "VerifyReport",
+    "copy_snapshot",
     "member_name",
     "open_snapshot",
     "open_snapshot_set",

@@ -6,7 +6,7 @@ Spec: snapshot format, section 4; house rules, "Selectors".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -163,6 +163,11 @@ def select_entries(
         for entry in entries
         if all(values is None or getattr(entry, name) in values for name, values in wanted.items())
     ]
+
+
+def exact_selectors(entry: Entry) -> dict[str, Any]:
+    """Return selectors that admit this entry and no other: ``None`` by itself would admit every layer."""
+    return {name: (getattr(entry, name),) for name in SELECTORS}
 
 
 def one_entry(matches: list[Entry]) -> Entry:

@@ -19,8 +19,9 @@ from typing import Any, Literal, Self, overload
 import fsspec
 
 from hurray_arrow import ops
+from hurray_arrow.arrow.rows import Tables
 from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
-from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, exact_selectors, one_entry, select_entries
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.index import TensorKey
 from hurray_arrow.snapshot.reader import Snapshot, open_snapshot
@@ -263,6 +264,17 @@ class SnapshotSet:
         ):
             yield self._merged(entry, verify=verify)
 
+    def group_tables(self, kv_group: int) -> Tables:
+        """Return block table, seq_ptr and sequences of a kv_group, which are the same in every member."""
+        for snapshot in self.members:
+            if any(entry.kv_group == kv_group for entry in snapshot.entries):
+                return snapshot.group_tables(kv_group)
+        raise LookupError(f"no tensor is of kv_group {kv_group}")
+
+    def first_holder(self, entry: Entry) -> Snapshot:
+        """Return the first member that has some of a tensor."""
+        return self.members[self._holders[entry.key][0].member]
+
     def close(self) -> None:
         """Close all members; tensors that were read stay valid."""
         self._pool.shutdown(cancel_futures=True)
@@ -282,15 +294,7 @@ class SnapshotSet:
 
     def _parts(self, entry: Entry, *, verify: bool) -> list[BlockPagedTensor]:
         jobs = [
-            self._pool.submit(
-                self.members[holder.member].read,
-                kv_role=entry.kv_role,
-                kv_group=entry.kv_group,
-                component=entry.component,
-                layer_index=entry.layer_index,
-                layer_name=entry.layer_name,
-                verify=verify,
-            )
+            self._pool.submit(self.members[holder.member].read, **exact_selectors(entry), verify=verify)
             for holder in self._holders[entry.key]
         ]
         return [job.result() for job in jobs]
