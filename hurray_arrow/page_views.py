@@ -20,12 +20,6 @@ from hurray_arrow.tensor import BlockPagedTensor
 if TYPE_CHECKING:
     import torch
 
-#: torch's names where they differ from the element type's.
-_TORCH_NAMES = {
-    "float8_e4m3": "float8_e4m3fn",
-    "float8_e8m0": "float8_e8m0fnu",
-}
-
 
 def private_pages(tensor: BlockPagedTensor) -> npt.NDArray[Any]:
     """Return the page pool for writing: in a private copy-on-write mapping, which the array keeps alive.
@@ -90,7 +84,8 @@ def _torch_dtype(tensor: BlockPagedTensor) -> torch.dtype:
     element = tensor.element_type
     if element.is_packed:
         return torch.uint8
-    dtype = getattr(torch, _TORCH_NAMES.get(element.name, element.name), None)
+    # ml_dtypes and torch call their types by the same names.
+    dtype = None if element.dtype is None else getattr(torch, element.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"torch {torch.__version__} has no type for {element.name}; page_pool has the bytes")
     return dtype

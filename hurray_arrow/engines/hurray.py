@@ -71,7 +71,7 @@ def to_hurray(tensor: BlockPagedTensor, *, copy: bool | None = None) -> hurray.T
     MissingDependencyError
         pyhurray is not installed.
     """
-    module = _module()
+    module = imported_hurray()
     if copy is None and not _is_aligned(tensor.buffers[_POOL]):
         tensor = BlockPagedTensor.from_buffers(
             tensor.descriptor, [_aligned_copy(tensor.buffers[_POOL]), *tensor.buffers[1:]]
@@ -135,8 +135,18 @@ def tensor_capsule(tensor: BlockPagedTensor, stream: Any = None) -> Any:
         raise
 
 
-def tensor_of(source: Any, **facts: Any) -> BlockPagedTensor:
-    """Build a tensor on the memory of anything with ``__hurray__``; behind :meth:`BlockPagedTensor.from_hurray`."""
+def tensor_of(source: Any, *, loaded: bool = False, **facts: Any) -> BlockPagedTensor:
+    """Build a tensor on the memory of anything with ``__hurray__``; behind :meth:`BlockPagedTensor.from_hurray`.
+
+    Parameters
+    ----------
+    source
+        A block-paged tensor.
+    loaded
+        It was read from a file into the CPU's memory, whatever device its descriptor names.
+    **facts
+        As of :meth:`BlockPagedTensor.from_buffers`.
+    """
     library = _library()
     if not hasattr(source, "__hurray__"):
         raise TypeError(f"{type(source).__name__} has no __hurray__")
@@ -149,6 +159,8 @@ def tensor_of(source: Any, **facts: Any) -> BlockPagedTensor:
         raise UnsupportedError(f"C interface version {version.value} of pyhurray, this library knows {ABI_VERSION}")
     count = ctypes.c_uint64()
     library.call("hurray_buffer_list_len", handles, ctypes.byref(count))
+    if not loaded:
+        library.check_device(handles)
     buffers = [np.asarray(library.memory_of(handles, index, capsule)) for index in range(count.value)]
     return BlockPagedTensor.from_buffers(library.descriptor_of(context), buffers, **facts)
 
@@ -204,7 +216,14 @@ class _Memory:
 # -- the C interface ---------------------------------------------------------------------------------------------------
 
 
-def _module() -> Any:
+def imported_hurray() -> Any:
+    """Return pyhurray's module.
+
+    Raises
+    ------
+    MissingDependencyError
+        It is not installed.
+    """
     try:
         import hurray
     except ImportError as error:
@@ -214,7 +233,7 @@ def _module() -> Any:
 
 @cache
 def _library() -> _Library:
-    return _Library(_module())
+    return _Library(imported_hurray())
 
 
 class _Library:
@@ -282,22 +301,24 @@ class _Library:
         self.call("hurray_tensor_context_descriptor", context, ctypes.byref(start), ctypes.byref(size))
         return ctypes.string_at(start.value or 0, size.value)
 
-    def memory_of(self, handles: ctypes.c_void_p, index: int, capsule: Any) -> _Memory:
-        """Return a buffer of a list.
+    def check_device(self, handles: ctypes.c_void_p) -> None:
+        """Refuse a device's memory; all buffers of a tensor are on the same.
 
         Raises
         ------
         UnsupportedError
-            It is a device's memory.
+            The buffers are not in the CPU's memory.
         """
-        handle, start = ctypes.c_void_p(), ctypes.c_void_p()
-        size, device = ctypes.c_uint64(), ctypes.c_uint8()
-        self.call("hurray_buffer_list_get", handles, ctypes.c_uint64(index), ctypes.byref(handle))
+        handle, device = ctypes.c_void_p(), ctypes.c_uint8()
+        self.call("hurray_buffer_list_get", handles, ctypes.c_uint64(0), ctypes.byref(handle))
         self.call("hurray_buffer_device_tag", handle, ctypes.byref(device))
         if device.value != CPU:
-            raise UnsupportedError(
-                f"buffer {index} lies in the memory of device {device.value}; only the CPU's is read"
-            )
+            raise UnsupportedError(f"the buffers lie in the memory of device {device.value}; only the CPU's is read")
+
+    def memory_of(self, handles: ctypes.c_void_p, index: int, capsule: Any) -> _Memory:
+        """Return a buffer of a list."""
+        handle, start, size = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        self.call("hurray_buffer_list_get", handles, ctypes.c_uint64(index), ctypes.byref(handle))
         self.call("hurray_buffer_data_ptr", handle, ctypes.byref(start))
         self.call("hurray_buffer_byte_size", handle, ctypes.byref(size))
         return _Memory(start.value or 0, size.value, capsule)
