@@ -9,7 +9,7 @@ import platform
 import numpy as np
 import pyarrow as pa
 
-MODULES = ("share", "archive", "ops")
+MODULES = ("share", "archive", "ops", "engines")
 
 
 def main() -> None:
