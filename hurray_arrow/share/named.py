@@ -20,7 +20,8 @@ from typing import Any, Self
 
 from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
-from hurray_arrow.snapshot.reader import Snapshot, open_snapshot
+from hurray_arrow.snapshot.opening import open_snapshot
+from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.writer import DEFAULT_PAGE_ALIGN_BYTES, write_snapshot
 from hurray_arrow.tensor import BlockPagedTensor
 

@@ -16,7 +16,8 @@ from typing import Any, Self
 from hurray_arrow.errors import SnapshotIncompleteError, SnapshotMismatchError
 from hurray_arrow.share.memory_file import MemoryFile, check_sealed
 from hurray_arrow.snapshot.files import FileRange
-from hurray_arrow.snapshot.reader import Snapshot, open_source
+from hurray_arrow.snapshot.opening import open_source
+from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.writer import DEFAULT_PAGE_ALIGN_BYTES, write_snapshot
 from hurray_arrow.tensor import BlockPagedTensor
 

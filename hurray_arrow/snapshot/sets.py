@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -24,7 +25,8 @@ from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
 from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, exact_selectors, one_entry, select_entries
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.index import TensorKey
-from hurray_arrow.snapshot.reader import Snapshot, open_snapshot
+from hurray_arrow.snapshot.opening import open_snapshot
+from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.set_members import Heads, Holder, check_tables, heads_of, holders_of, in_order
 from hurray_arrow.snapshot.set_metadata import common_metadata
 from hurray_arrow.snapshot.stores import locate, translated
@@ -52,6 +54,14 @@ def member_name(name: str, member: int, members: int) -> str:
     return f"{name}.m{member}of{members}.arrow"
 
 
+def is_glob(url: PathLike) -> bool:
+    """Say whether a path or URL is a glob; a file of exactly this name, and the query of a web address, are none."""
+    text = os.fspath(url)
+    if text.startswith(("http://", "https://")):
+        return "*" in text
+    return glob.has_magic(text) and not Path(text).exists()
+
+
 def open_snapshot_set(
     urls: PathLike | Iterable[PathLike],
     *,
@@ -66,7 +76,7 @@ def open_snapshot_set(
     Parameters
     ----------
     urls
-        A glob such as ``s3://bucket/NAME.m*.arrow``, or the members, in any order.
+        A glob (``*``, ``?``, ``[…]``) such as ``s3://bucket/NAME.m*.arrow``, or the members, in any order.
     storage_options, filesystem, trusted, mapped
         As in :func:`~hurray_arrow.open_snapshot`.
     expect
@@ -346,13 +356,13 @@ class SnapshotSet:
 
 
 def _members(urls: PathLike | Iterable[PathLike], options: dict[str, Any]) -> list[tuple[PathLike, dict[str, Any]]]:
-    """Return what to open, each with its options; a string with ``*``, ``?`` or ``[`` is a glob."""
+    """Return what to open, each with its options."""
     if not isinstance(urls, str | os.PathLike):
         found = [(url, options) for url in urls]
         if not found:
             raise ValueError("a set of no snapshots")
         return found
-    if not glob.has_magic(os.fspath(urls)):
+    if not is_glob(urls):
         return [(urls, options)]
     place = locate(urls, **options)
     if isinstance(place, str):

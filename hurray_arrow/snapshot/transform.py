@@ -23,7 +23,8 @@ from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.copy_plan import CopyPlan, Source, Steps, copied_metadata
 from hurray_arrow.snapshot.entries import Entry, IntSelector, exact_selectors
 from hurray_arrow.snapshot.files import PathLike
-from hurray_arrow.snapshot.reader import Snapshot, open_snapshot
+from hurray_arrow.snapshot.opening import open_snapshot
+from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.sets import SnapshotSet, open_snapshot_set
 from hurray_arrow.snapshot.writer import DEFAULT_PAGE_ALIGN_BYTES, SnapshotWriter, profile_encoding
 from hurray_arrow.tensor import BlockPagedTensor

@@ -1,0 +1,83 @@
+"""Check everything that a snapshot holds, and report all that is wrong at once.
+
+Spec: snapshot format, section 4, "Order of checks".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from fsspec.callbacks import Callback
+
+from hurray_arrow.errors import HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.snapshot.checksums import page_problems
+from hurray_arrow.snapshot.entries import Entry
+from hurray_arrow.snapshot.index import SPEC
+from hurray_arrow.tensor import BlockPagedTensor
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What :meth:`Snapshot.verify` looked at.
+
+    Parameters
+    ----------
+    num_tensors, num_pages, page_bytes
+        What was read and found right.
+    unverified
+        What could not be checked, such as pages without checksums.
+    """
+
+    num_tensors: int
+    num_pages: int
+    page_bytes: int
+    unverified: tuple[Problem, ...]
+
+
+class _Checked(Protocol):
+    url: str
+    unverified: tuple[Problem, ...]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """One per tensor."""
+
+    def checked_tensor(self, entry: Entry) -> tuple[BlockPagedTensor, npt.NDArray[np.uint64] | None]:
+        """Return a tensor and its stored checksums."""
+
+
+class _Hashed(Protocol):
+    def damage_of(self, tensor_index: int) -> list[Problem]:
+        """Say what the hashes find in the rows of a tensor, page values aside."""
+
+
+def verify_snapshot(snapshot: _Checked, rows: _Hashed, *, progress: Callback) -> VerifyReport:
+    """Check every row, tensor and page; see :meth:`Snapshot.verify`."""
+    progress.set_size(sum(entry.stored_bytes for entry in snapshot.entries))
+    problems: list[Problem] = []
+    unverified = list(snapshot.unverified)
+    num_pages = page_bytes = 0
+    for entry in snapshot.entries:
+        problems += rows.damage_of(entry.tensor_index)
+        try:
+            tensor, checksums = snapshot.checked_tensor(entry)
+            problems += page_problems(tensor, checksums, tensor_index=entry.tensor_index, unverified=unverified)
+        except HurrayArrowError as error:
+            problems += problems_of(error, entry)
+            continue
+        num_pages += tensor.num_pages
+        page_bytes += tensor.buffers[0].nbytes
+        progress.relative_update(entry.stored_bytes)
+    if problems:
+        raise SnapshotCorruptError(dict.fromkeys(problems), url=snapshot.url)
+    return VerifyReport(len(snapshot.entries), num_pages, page_bytes, tuple(unverified))
+
+
+def problems_of(error: HurrayArrowError, entry: Entry) -> Sequence[Problem]:
+    """Return what an error of one tensor says, as problems."""
+    problems: Sequence[Problem] = getattr(error, "problems", ())
+    return problems or [Problem(ProblemCode.UNVERIFIED, str(entry), str(error), SPEC)]
