@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from hurray_arrow.arrow.metadata import package_version
+from hurray_arrow.cli.copy import archive, copy
 from hurray_arrow.cli.demo import demo
 from hurray_arrow.cli.inspect import inspect
 from hurray_arrow.cli.output import printable
-from hurray_arrow.cli.validate import validate
+from hurray_arrow.cli.validate import validate, verify
 from hurray_arrow.errors import HurrayArrowError
 
 INTERRUPTED = 130
@@ -40,12 +41,17 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_version(), message="%(prog)s %(version)s")
 def app() -> None:
-    """Look at, check and try snapshots of paged KV caches.
+    """Look at, check, copy and try snapshots of paged KV caches.
 
-    Exit codes: 0 fine, 1 findings, 2 usage, 3 unreadable.
+    URLs are paths or anything fsspec knows: s3://, gs://, abfs://, https://, memory://.
+
+    Exit codes: 0 fine, 1 findings, 2 usage, 3 unreadable, 130 interrupted.
     """
 
 
 app.add_command(inspect)
 app.add_command(validate)
+app.add_command(verify)
+app.add_command(copy)
+app.add_command(archive)
 app.add_command(demo)

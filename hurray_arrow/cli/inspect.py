@@ -11,8 +11,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from hurray_arrow.cli.options import as_json_option, options_of, storage_option
 from hurray_arrow.cli.output import console, count, print_json, printable, size
-from hurray_arrow.snapshot import Snapshot, open_snapshot
+from hurray_arrow.snapshot import Snapshot, SnapshotSet, open_snapshot, open_snapshot_set
+from hurray_arrow.snapshot.copy_plan import without_bytes
+from hurray_arrow.snapshot.sets import is_glob
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Metadata that may say whose the cache is or what was asked; inspect says only that it is there.
@@ -21,14 +24,19 @@ WITHHELD = ("tenant", "adapter", "user")
 
 @click.command()
 @click.argument("url")
-@click.option("--json", "as_json", is_flag=True, help="Write one JSON document with stable keys.")
-def inspect(url: str, *, as_json: bool) -> None:
+@storage_option
+@as_json_option
+def inspect(url: str, *, storage_options: dict[str, Any], as_json: bool) -> None:
     """Show what is in a snapshot; its pages stay unread.
 
-    Tensors, groups, sharing and metadata of the snapshot at URL. Tenants, adapters, token ids and the free field
-    `user` are never shown.
+    Tensors, groups, sharing and metadata of the snapshot at URL, or of the set where URL is a glob. Tenants, adapters,
+    token ids and the free field `user` are never shown.
     """
-    with open_snapshot(url) as snapshot:
+    options = options_of(url, storage_options)
+    opened: Snapshot | SnapshotSet = (
+        open_snapshot_set(url, storage_options=options) if is_glob(url) else open_snapshot(url, storage_options=options)
+    )
+    with opened as snapshot:
         found = summary(snapshot)
     if as_json:
         print_json({"url": url, **found})
@@ -36,19 +44,20 @@ def inspect(url: str, *, as_json: bool) -> None:
         show(found, url, to=console())
 
 
-def summary(snapshot: Snapshot) -> dict[str, Any]:
+def summary(snapshot: Snapshot | SnapshotSet) -> dict[str, Any]:
     """Return what `inspect` shows as one JSON document.
 
     Parameters
     ----------
     snapshot
-        An open snapshot; its pages are not touched.
+        An open snapshot or set; pages are not touched.
 
     Returns
     -------
     dict[str, Any]
         ``profile``, ``num_tensors``, ``stored_bytes``, ``entries`` (fields of :class:`Entry`), ``groups`` (see
-        :func:`group_summary`), ``metadata`` without what is in ``withheld``.
+        :func:`group_summary`), ``metadata`` without what is in ``withheld``; of a set ``set`` too, see
+        :func:`set_summary`.
     """
     metadata = dict(snapshot.metadata)
     withheld = [key for key in WITHHELD if metadata.pop(key, None) is not None]
@@ -61,16 +70,31 @@ def summary(snapshot: Snapshot) -> dict[str, Any]:
         "groups": [group_summary(snapshot, kv_group) for kv_group in sorted({e.kv_group for e in snapshot.entries})],
         "metadata": metadata,
         "withheld": withheld,
+        **({"set": set_summary(snapshot)} if isinstance(snapshot, SnapshotSet) else {}),
     }
 
 
-def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
+def set_summary(snapshots: SnapshotSet) -> dict[str, Any]:
+    """Return ``id`` and ``members`` of a set: per member ``url``, ``num_tensors``, ``stored_bytes``, ``topology``."""
+    members = [
+        {
+            "url": snapshot.url,
+            "num_tensors": len(snapshot.entries),
+            "stored_bytes": sum(entry.stored_bytes for entry in snapshot.entries),
+            "topology": snapshot.metadata.get("topology", {}),
+        }
+        for snapshot in snapshots.members
+    ]
+    return {"id": snapshots.id, "members": members}
+
+
+def group_summary(snapshot: Snapshot | SnapshotSet, kv_group: int) -> dict[str, Any]:
     """Return pages, sharing, sequences and tokens of the tensors that have one block table in common.
 
     Parameters
     ----------
     snapshot
-        An open snapshot.
+        An open snapshot or set.
     kv_group
         The group's number.
 
@@ -78,12 +102,15 @@ def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
     -------
     dict[str, Any]
         ``kv_group``, ``num_tensors``, ``page_size``, ``num_pages``, ``unreferenced_pages`` (a count), ``shared_pages``
-        (a list of ``num_pages`` shared by ``num_seqs``), ``num_seqs``, ``total_tokens``, ``total_logical_pages``.
+        (a list of ``num_pages`` shared by ``num_seqs``), ``num_seqs``, ``total_tokens`` (``None`` where nobody recorded
+        how long every sequence is), ``total_logical_pages``.
     """
     entries = [entry for entry in snapshot.entries if entry.kv_group == kv_group]
-    tensor: BlockPagedTensor = next(iter(snapshot.iter_tensors(kv_group=kv_group)))
+    tensor = without_bytes(entries[0], snapshot.group_tables(kv_group))
     sharers = sequences_per_named_page(tensor)
     sequences, pages = np.unique(sharers[sharers > 1], return_counts=True)
+    facts = tensor.sequences
+    known = facts.seq_lens is not None and (facts.seq_lens_known is None or bool(facts.seq_lens_known.all()))
     return {
         "kv_group": kv_group,
         "num_tensors": len(entries),
@@ -95,7 +122,7 @@ def group_summary(snapshot: Snapshot, kv_group: int) -> dict[str, Any]:
             for num_seqs, num_pages in zip(sequences[::-1], pages[::-1], strict=True)
         ],
         "num_seqs": tensor.num_seqs,
-        "total_tokens": tensor.total_tokens,
+        "total_tokens": tensor.total_tokens if known or not tensor.num_seqs else None,
         "total_logical_pages": tensor.descriptor.total_logical_pages,
     }
 
@@ -143,6 +170,8 @@ def show(found: dict[str, Any], title: str, *, to: Console) -> None:
             to.print(printable(f"  {key}: {value}"))
     if found["withheld"]:
         to.print(f"  not shown: {', '.join(found['withheld'])}")
+    for member, facts in enumerate(found.get("set", {}).get("members", ())):
+        to.print(printable(member_text(member, facts)))
     for group in found["groups"]:
         to.print(group_text(group))
     to.print(entries_table(found["entries"]), soft_wrap=False)
@@ -157,15 +186,25 @@ def dotted(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{key}", value
 
 
+def member_text(member: int, facts: Mapping[str, Any]) -> str:
+    """Return the line on one member of a set."""
+    heads = facts["topology"].get("head_range")
+    which = f"heads [{heads[0]}, {heads[1]}), " if heads else ""
+    sizes = f"{count(facts['num_tensors'], 'tensor')}, {size(facts['stored_bytes'])}"
+    return f"member {member}: {sizes}, {which}{facts['url']}"
+
+
 def group_text(group: dict[str, Any]) -> str:
     """Return the lines on one group."""
     shared = [
         f"{count(kind['num_pages'], 'page')} shared by {kind['num_seqs']} sequences" for kind in group["shared_pages"]
     ]
+    total_tokens = group["total_tokens"]
+    tokens = "lengths not recorded" if total_tokens is None else count(total_tokens, "token")
     pages = f"{count(group['num_pages'], 'page')} of {count(group['page_size'], 'token')}"
     return (
         f"group {group['kv_group']}: {count(group['num_tensors'], 'tensor')}, "
-        f"{count(group['num_seqs'], 'sequence')}, {count(group['total_tokens'], 'token')}\n"
+        f"{count(group['num_seqs'], 'sequence')}, {tokens}\n"
         f"  {pages}, {group['unreferenced_pages']:,} unreferenced; {'; '.join(shared) or 'no page is shared'}"
     )
 

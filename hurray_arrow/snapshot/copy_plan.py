@@ -120,7 +120,7 @@ class CopyPlan:
         }
         relaid = {
             kv_group: steps.relaid(
-                steps.selected(_without_bytes(entry, source.group_tables(kv_group))), repage=page_sizes.get(kv_group)
+                steps.selected(without_bytes(entry, source.group_tables(kv_group))), repage=page_sizes.get(kv_group)
             )
             for kv_group, entry in first.items()
         }
@@ -179,8 +179,14 @@ def copied_metadata(source: Source, entries: Sequence[Entry], *, page_sizes: Map
     return metadata
 
 
-def _without_bytes(entry: Entry, tables: Tables) -> BlockPagedTensor:
-    """Return a tensor of these tables whose pages take no memory."""
+def without_bytes(entry: Entry, tables: Tables) -> BlockPagedTensor:
+    """Return a tensor of a group's tables, checked, whose pages take no memory.
+
+    Raises
+    ------
+    InvariantError
+        The tables break the specification.
+    """
     lens = tables.sequences.seq_lens
     known = tables.sequences.seq_lens_known
     return BlockPagedTensor.from_arrays(

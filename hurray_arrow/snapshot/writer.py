@@ -330,9 +330,11 @@ class SnapshotWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None and self._state is not _State.CLOSED:
-            self.close()
-        else:
+        try:
+            if kind is None and self._state is not _State.CLOSED:
+                self.close()
+        finally:
+            # Also where an interrupt comes before close() gets to its own care.
             self.discard()
 
     @property

@@ -7,7 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 import hurray_arrow as ha
+from hurray_arrow import ops
 from hurray_arrow.cli.app import app
+from hurray_arrow.snapshot import member_name
 
 #: Sequences 0 and 1 share pages 5 and 2, sequence 3 has page 2 too; pages 1, 4 and 6 are in no sequence.
 BLOCK_TABLES = [[5, 2, 0], [5, 2], [], [2, 3]]
@@ -29,6 +31,21 @@ def path(tmp_path):
     target = tmp_path / "small.arrow"
     ha.write_snapshot(target, tensors, metadata={**metadata, "user": {"note": SECRETS[2]}})
     return target
+
+
+@pytest.fixture
+def members(tmp_path):
+    """A set of two members, one head each, three tensors each."""
+    tensors = [small_tensor(11, "key"), small_tensor(11, "value"), small_tensor(13, "key")]
+    paths = []
+    for member, part in enumerate(zip(*(ops.split_heads(tensor, 2) for tensor in tensors), strict=True)):
+        paths.append(tmp_path / member_name("cache", member, 2))
+        metadata = {
+            "set": {"id": "s-17", "member": member, "members": 2},
+            "topology": {"tp_rank": member, "head_range": [member, member + 1]},
+        }
+        ha.write_snapshot(paths[-1], part, metadata=metadata)
+    return paths
 
 
 @pytest.fixture

@@ -13,12 +13,23 @@ def test_version(run):
     assert result.output.split()[1] == importlib.metadata.version("hurray-arrow")
 
 
-@pytest.mark.parametrize("arguments", [["inspect"], ["validate", "a", "b"], ["demo", "--no-such"], ["no-such-command"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["inspect"],
+        ["validate", "a", "b"],
+        ["verify"],
+        ["copy", "a"],
+        ["archive", "a", "b", "--profile", "share"],
+        ["demo", "--no-such"],
+        ["no-such-command"],
+    ],
+)
 def test_usage_errors_exit_with_2(run, arguments):
     assert run(*arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["inspect", "validate"])
+@pytest.mark.parametrize("command", ["inspect", "validate", "verify"])
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_what_cannot_be_read_exits_with_3(run, tmp_path, path, command, flags):
     other = tmp_path / "text.arrow"
@@ -37,8 +48,8 @@ def test_what_cannot_be_read_exits_with_3(run, tmp_path, path, command, flags):
 
 def test_help_names_the_exit_codes_and_every_command(run):
     output = run("--help").output
-    assert "0 fine, 1 findings, 2 usage, 3 unreadable" in output
-    assert {"inspect", "validate", "demo"} <= set(output.split())
+    assert "0 fine, 1 findings, 2 usage, 3 unreadable, 130 interrupted" in output
+    assert {"inspect", "validate", "verify", "copy", "archive", "demo"} <= set(output.split())
 
 
 def test_an_interrupt_is_no_finding(run, path, monkeypatch):

@@ -128,6 +128,40 @@ def test_an_empty_batch_has_a_group(run, tmp_path):
     assert "  2 pages of 3 tokens, 2 unreferenced; no page is shared" in lines
 
 
+def test_a_set_is_shown_as_one(run, members):
+    pattern = members[0].parent / "cache.m*.arrow"
+    lines = run("inspect", pattern).stdout.splitlines()
+    assert [line for line in lines if line.startswith("member 1: 3 tensors")]
+    assert [line for line in lines if line.endswith(f"heads [1, 2), {members[1]}")]
+    found = json.loads(run("inspect", pattern, "--json").stdout)
+    assert found["num_tensors"] == 3
+    assert [entry["page_shape"] for entry in found["entries"]] == [[3, 2, 5]] * 3
+    assert found["set"]["id"] == "s-17"
+    assert [set(member) for member in found["set"]["members"]] == [
+        {"url", "num_tensors", "stored_bytes", "topology"}
+    ] * 2
+    assert found["stored_bytes"] == sum(member["stored_bytes"] for member in found["set"]["members"])
+    members[0].unlink()
+    assert run("inspect", pattern).exit_code == 3
+    assert run("inspect", members[0].parent / "other*").exit_code == 3
+
+
+def test_a_file_with_a_star_in_its_name_is_no_set(run, path):
+    star = path.rename(path.with_name("small*.arrow"))
+    assert "set" not in json.loads(run("inspect", star, "--json").stdout)
+
+
+def test_lengths_that_nobody_recorded(run, tmp_path):
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((3, 5, 2, 7), np.int8), block_tables=[[2, 0], [1]], seq_lens=[7, None], total_tokens=9, kv_role="key"
+    )
+    path = tmp_path / "unknown.arrow"
+    ha.write_snapshot(path, [tensor])
+    assert "group 0: 1 tensor, 2 sequences, lengths not recorded" in run("inspect", path).stdout
+    [group] = json.loads(run("inspect", path, "--json").stdout)["groups"]
+    assert group["total_tokens"] is None
+
+
 def test_a_narrow_terminal_cuts_nothing(path):
     """A real terminal of 60 columns, made with a pseudo-terminal."""
     leader, follower = pty.openpty()
