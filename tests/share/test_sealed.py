@@ -169,6 +169,7 @@ GROUPS = [{"kind": "full", "page_size": 5, "layer_names": ["a"], "components": [
     ids=["duplicate", "metadata", "companion missing"],
 )
 def test_what_cannot_be_published_leaves_no_memory(names, metadata, error):
+    gc.collect()
     before = psutil.Process().num_fds()
     with pytest.raises(error):
         share.publish([make_tensor(layer_name=name) for name in names], metadata=metadata)
@@ -193,6 +194,7 @@ def test_a_peer_that_says_nothing(pair):
 
 @pytest.mark.parametrize("cut", [1, 15])
 def test_a_peer_that_dies_in_the_middle(pair, cut):
+    gc.collect()
     before = psutil.Process().num_fds()
     descriptor = memory_file(b"x", SEALS)
     socket.send_fds(pair[0], [message(1)[:cut]], [descriptor])
@@ -214,6 +216,7 @@ def test_a_message_in_pieces_is_taken(pair):
 
 def test_no_descriptor_and_two_and_too_many(pair):
     with share.publish([make_tensor()]) as sealed:
+        gc.collect()
         before = psutil.Process().num_fds()
         for count in (0, 2, 16, 40):
             socket.send_fds(pair[0], [message(sealed.size_bytes)], [sealed.fileno()] * count)
