@@ -140,14 +140,17 @@ class RemoteFile:
             if self._number:
                 self._send(last=True)
                 self._receive(0)
-                self._object.complete(self._receipts, overwrite=self._overwrite)
+                identity = self._object.complete(self._receipts, overwrite=self._overwrite)
             else:
                 self._part.truncate()
-                self._object.put(self._part, overwrite=self._overwrite)
+                identity = self._object.put(self._part, overwrite=self._overwrite)
             found = self._object.version()
         except BaseException:
             self.discard()
             raise
+        if not self._overwrite and found is not None and identity not in (None, found.identity):
+            # A store that checks its condition a moment too early let two creators through, and the other came last.
+            raise self._taken()
         if found is None or found.size != self.position:
             has = "no object" if found is None else f"{found.size} bytes"
             raise SnapshotError(f"{has} in the store, {self.position} were written", url=self.path)
@@ -206,7 +209,10 @@ class RemoteFile:
 
     def _refuse_existing(self) -> None:
         if self._object.version() is not None:
-            raise FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", self.path)
+            raise self._taken()
+
+    def _taken(self) -> FileExistsError:
+        return FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", self.path)
 
 
 def _behind_caches(place: Place) -> Place:

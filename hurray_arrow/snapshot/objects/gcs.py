@@ -6,6 +6,7 @@ it is forgotten.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,15 @@ from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
 from hurray_arrow.snapshot.stores import Place
 
 _CONTENT_TYPE = "application/octet-stream"
+_BOUNDARY = "hurray-arrow-9c1f3ab2e7d84f60"
+_PUT_HEAD = f"""--{_BOUNDARY}\r
+Content-Type: application/json; charset=UTF-8\r
+\r
+%b\r
+--{_BOUNDARY}\r
+Content-Type: %b\r
+\r
+""".encode()
 
 
 class GcsObject(AsyncObject):
@@ -65,13 +75,13 @@ class GcsObject(AsyncObject):
         filler.finish()
 
     async def _put(self, part: Part, overwrite: bool) -> None:
+        head = _PUT_HEAD % (json.dumps({"name": self._key}).encode(), _CONTENT_TYPE.encode())
         await self._fs._call(
             "POST",
             self._upload_url,
-            uploadType="media",
-            name=self._key,
-            headers={"Content-Type": _CONTENT_TYPE},
-            data=Part(part.getvalue()),
+            uploadType="multipart",
+            headers={"Content-Type": f'multipart/related; boundary="{_BOUNDARY}"'},
+            data=Part(b"".join((head, part.getbuffer(), f"\r\n--{_BOUNDARY}--".encode()))),
             **_condition(overwrite),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,6 +101,9 @@ class ObstoreObject(AsyncObject):
     async def _abort(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None
+            with contextlib.suppress(Exception):
+                # An upload that is just being started would be started after it was aborted.
+                await writer.flush()
             # Leaving it by an exception is how obstore is told to abort.
             discarded = InterruptedError("discarded")
             await writer.__aexit__(InterruptedError, discarded, None)

@@ -75,9 +75,9 @@ class S3Object(AsyncObject):
             raise
         await _fill(answer["Body"], view)
 
-    async def _put(self, part: Part, overwrite: bool) -> None:
+    async def _put(self, part: Part, overwrite: bool) -> str:
         etag = f'"{hashlib.md5(part.getbuffer(), usedforsecurity=False).hexdigest()}"'
-        await self._created("put_object", etag, part.size, overwrite=overwrite, Body=Part(part.getvalue()))
+        return await self._created("put_object", etag, part.size, overwrite=overwrite, Body=Part(part.getvalue()))
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         del part_bytes, overwrite
@@ -92,10 +92,10 @@ class S3Object(AsyncObject):
         )
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
-    async def _complete(self, receipts: Sequence[dict[str, Any]], overwrite: bool) -> None:
+    async def _complete(self, receipts: Sequence[dict[str, Any]], overwrite: bool) -> str:
         parts = b"".join(_md5_of(receipt["ETag"]) for receipt in receipts)
         etag = f'"{hashlib.md5(parts, usedforsecurity=False).hexdigest()}-{len(receipts)}"'
-        await self._created(
+        identity = await self._created(
             "complete_multipart_upload",
             etag,
             None,
@@ -104,23 +104,24 @@ class S3Object(AsyncObject):
             MultipartUpload={"Parts": list(receipts)},
         )
         self._upload_id = None
+        return identity
 
     async def _abort(self) -> None:
         if self._upload_id is not None:
             upload_id, self._upload_id = self._upload_id, None
             await self._fs._call_s3("abort_multipart_upload", **self._where, UploadId=upload_id)
 
-    async def _created(self, method: str, etag: str, size: int | None, *, overwrite: bool, **how: Any) -> None:
+    async def _created(self, method: str, etag: str, size: int | None, *, overwrite: bool, **how: Any) -> str:
         """Make the object visible; an answer that got lost on its way must not read as a failure."""
         condition = {} if overwrite else {"IfNoneMatch": "*"}
         try:
             try:
-                await self._fs._call_s3(method, **self._where, **how, **condition)
+                answer = await self._fs._call_s3(method, **self._where, **how, **condition)
             except OSError as error:
                 if status_of(error) != 501 or overwrite:
                     raise
                 # The store knows no conditions; that there was no object was checked a moment ago.
-                await self._fs._call_s3(method, **self._where, **how)
+                answer = await self._fs._call_s3(method, **self._where, **how)
         except Exception as error:
             # The upload is gone or the name taken: by somebody else, or by the first try of this very request.
             if not is_taken(error) and status_of(error) != 404:
@@ -128,6 +129,8 @@ class S3Object(AsyncObject):
             found = await self._version()
             if found is None or found.identity != etag or size not in (None, found.size):
                 raise
+            return etag
+        return str(answer["ETag"])
 
 
 async def _fill(body: Any, view: memoryview) -> None:

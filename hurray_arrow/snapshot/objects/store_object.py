@@ -101,8 +101,8 @@ class StoreObject(ABC):
         """
 
     @abstractmethod
-    def put(self, part: Part, *, overwrite: bool) -> None:
-        """Create the object from all of its bytes at once."""
+    def put(self, part: Part, *, overwrite: bool) -> Any:
+        """Create the object from all of its bytes at once; returns its identity where the store says it."""
 
     @abstractmethod
     def begin(self, *, part_bytes: int, overwrite: bool) -> None:
@@ -116,8 +116,8 @@ class StoreObject(ABC):
         """
 
     @abstractmethod
-    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> None:
-        """Make the object of its parts visible.
+    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> Any:
+        """Make the object of its parts visible; returns its identity where the store says it.
 
         Raises
         ------
@@ -164,9 +164,9 @@ class AsyncObject(StoreObject):
         """Fill memory with ranges; see :meth:`StoreObject.fetch`."""
         fsspec.asyn.sync(self._fs.loop, self._fetch_all, pieces)
 
-    def put(self, part: Part, *, overwrite: bool) -> None:
+    def put(self, part: Part, *, overwrite: bool) -> Any:
         """Create the object at once; see :meth:`StoreObject.put`."""
-        self._run(self._put, part, overwrite, doing="upload", creating=not overwrite)
+        return self._run(self._put, part, overwrite, doing="upload", creating=not overwrite)
 
     def begin(self, *, part_bytes: int, overwrite: bool) -> None:
         """Start an object in parts; see :meth:`StoreObject.begin`."""
@@ -178,9 +178,9 @@ class AsyncObject(StoreObject):
         sending = self._tried(self._send, number, part, last, doing=doing, creating=last)
         return asyncio.run_coroutine_threadsafe(sending, self._fs.loop)
 
-    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> None:
+    def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> Any:
         """Make the object visible; see :meth:`StoreObject.complete`."""
-        self._run(self._complete, receipts, overwrite, doing="completion of the upload", creating=not overwrite)
+        return self._run(self._complete, receipts, overwrite, doing="completion of the upload", creating=not overwrite)
 
     def abort(self) -> None:
         """Throw the parts away; see :meth:`StoreObject.abort`."""
@@ -196,7 +196,7 @@ class AsyncObject(StoreObject):
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None: ...
 
     @abstractmethod
-    async def _put(self, part: Part, overwrite: bool) -> None: ...
+    async def _put(self, part: Part, overwrite: bool) -> Any: ...
 
     @abstractmethod
     async def _begin(self, part_bytes: int, overwrite: bool) -> None: ...
@@ -205,7 +205,7 @@ class AsyncObject(StoreObject):
     async def _send(self, number: int, part: Part, last: bool) -> Any: ...
 
     @abstractmethod
-    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> None: ...
+    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> Any: ...
 
     @abstractmethod
     async def _abort(self) -> None: ...

@@ -1,0 +1,100 @@
+"""Every test here runs against real servers on loopback; each worker has its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+
+from tests.stores.proxy import Proxy
+from tests.stores.servers import BUCKET, KEY, SECRET, RangeServer, Store, azure_store, gcs_store, proxy_to, s3_store
+
+# Before the clients are imported: none may look for credentials in the cloud it thinks it is in.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "/stores/" in str(item.path):
+            item.add_marker(pytest.mark.stores)
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Store]:
+    with s3_store() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[Store]:
+    with azure_store() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[Store]:
+    with gcs_store() as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def obstore_server(s3_server: Store) -> Store:
+    from obstore.fsspec import FsspecStore
+
+    filesystem = FsspecStore(
+        "s3",
+        endpoint=f"http://127.0.0.1:{s3_server.proxy.port}",
+        access_key_id=KEY,
+        secret_access_key=SECRET,
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 2, "retry_timeout": __import__("datetime").timedelta(seconds=5)},
+    )
+    return Store("obstore", f"s3://{BUCKET}", s3_server.proxy, filesystem=filesystem, process=s3_server.process)
+
+
+@pytest.fixture(scope="session")
+def memory_server() -> Iterator[Store]:
+    proxy = Proxy()
+    yield Store("memory", "memory://hurray-test", proxy)
+    proxy.close()
+    fsspec.filesystem("memory").store.clear()
+
+
+#: Stores that snapshots are published to.
+WRITABLE = ("s3", "azure", "gcs", "obstore", "memory")
+#: Those of them that are reached over a network, which can be broken.
+REMOTE = ("s3", "azure", "gcs", "obstore")
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    found: Store = request.getfixturevalue(f"{request.param}_server")
+    found.proxy.reset()
+    yield found
+    found.proxy.reset()
+
+
+@pytest.fixture
+def http_files() -> Iterator[tuple[RangeServer, Proxy]]:
+    server = RangeServer()
+    try:
+        with proxy_to(server.port) as proxy:
+            yield server, proxy
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a snapshot of a few MiB come in parts, in every store."""
+    from hurray_arrow.snapshot.objects import _KINDS
+    from hurray_arrow.snapshot.objects.generic import GenericObject
+    from tests.stores.samples import PART_BYTES
+
+    for kind in {*_KINDS.values(), GenericObject}:
+        monkeypatch.setattr(kind, "MIN_PART_BYTES", PART_BYTES)
