@@ -6,7 +6,7 @@ Spec: snapshot format, section 4; house rules, "Selectors".
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
@@ -19,7 +19,21 @@ from hurray_arrow.tensor import BlockPagedTensor
 IntSelector = int | Collection[int] | None
 StrSelector = str | Collection[str] | None
 
-SELECTORS = ("layer_index", "layer_name", "kv_role", "kv_group", "component")
+
+class Selectors(TypedDict, total=False):
+    """What chooses among the tensors of a snapshot: one value or several each; what is not given admits all.
+
+    ``kv_role`` is ``key``, ``value`` or ``fused``; ``component`` is ``values`` or a companion's name.
+    """
+
+    layer_index: IntSelector
+    layer_name: StrSelector
+    kv_role: StrSelector
+    kv_group: IntSelector
+    component: StrSelector
+
+
+SELECTORS = tuple(Selectors.__annotations__)
 
 
 class Entry(NamedTuple):
@@ -132,29 +146,21 @@ def check_entry(entry: Entry, tensor: BlockPagedTensor) -> None:
         raise SnapshotCorruptError(problems)
 
 
-def select_entries(
-    entries: Iterable[Entry],
-    *,
-    layer_index: IntSelector = None,
-    layer_name: StrSelector = None,
-    kv_role: StrSelector = None,
-    kv_group: IntSelector = None,
-    component: StrSelector = None,
-) -> list[Entry]:
+def select_entries(entries: Iterable[Entry], **selectors: Unpack[Selectors]) -> list[Entry]:
     """Return the entries that every selector admits, in their order.
 
     Raises
     ------
+    TypeError
+        There is no selector of this name.
     ValueError
         A kv_role that does not exist: a typing error must not read as an empty snapshot.
     """
-    wanted = {
-        "layer_index": _values(layer_index),
-        "layer_name": _values(layer_name),
-        "kv_role": _values(kv_role),
-        "kv_group": _values(kv_group),
-        "component": _values(component),
-    }
+    foreign = sorted(set(selectors) - set(SELECTORS))
+    if foreign:
+        raise TypeError(f"no selector {foreign}: expected some of {list(SELECTORS)}")
+    given: dict[str, Any] = {**selectors}
+    wanted = {name: _values(given.get(name)) for name in SELECTORS}
     unknown = sorted(set(map(str, wanted["kv_role"] or ())) - {"key", "value", "fused"})
     if unknown:
         raise ValueError(f"kv_role {unknown}: expected key, value or fused")

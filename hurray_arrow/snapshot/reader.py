@@ -6,8 +6,9 @@ Spec: snapshot format, sections 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +26,13 @@ from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.checksums import page_problems
-from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, check_entry, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, Selectors, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
-from hurray_arrow.snapshot.partial import PartialRead, PartialReader
+from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
 from hurray_arrow.snapshot.row_source import IndexedRows
 from hurray_arrow.snapshot.row_stream import row_reader
 from hurray_arrow.snapshot.verification import VerifyReport, verify_snapshot
+from hurray_arrow.snapshot.view_doors import ViewDoors
 from hurray_arrow.tensor import BlockPagedTensor
 
 
@@ -54,7 +56,7 @@ class RowProvider(Protocol):
         """Close the file; what was given out stays valid."""
 
 
-class Snapshot:
+class Snapshot(ViewDoors):
     """An open snapshot; see :func:`open_snapshot`. May be read from many threads.
 
     Attributes
@@ -89,19 +91,16 @@ class Snapshot:
     def read(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> BlockPagedTensor:
         """Read the one tensor that the selectors name.
 
         Parameters
         ----------
-        layer_index, layer_name, kv_role, kv_group, component
-            One value or several; what is not given admits all.
+        **selectors
+            ``layer_index``, ``layer_name``, ``kv_role``, ``kv_group``, ``component``: one value or several each; what
+            is not given admits all. See :class:`~hurray_arrow.snapshot.entries.Selectors`.
         verify
             Check the page checksums too, which reads every page.
 
@@ -122,45 +121,25 @@ class Snapshot:
         UnsupportedError
             The pages have an encoding that this version does not know.
         """
-        matches = self.select(
-            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
-        )
+        matches = self.select(**selectors)
         return self._read(one_entry(matches), verify=verify)
 
     def iter_tensors(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> Iterator[BlockPagedTensor]:
         """Read every tensor that the selectors admit, one after another in snapshot order; as :meth:`read`."""
-        for entry in self.select(
-            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
-        ):
+        for entry in self.select(**selectors):
             yield self._read(entry, verify=verify)
 
     def select(
         self,
-        *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
+        **selectors: Unpack[Selectors],
     ) -> list[Entry]:
         """Return the entries that the selectors admit, in snapshot order."""
-        return select_entries(
-            self.entries,
-            layer_index=layer_index,
-            layer_name=layer_name,
-            kv_role=kv_role,
-            kv_group=kv_group,
-            component=component,
-        )
+        return select_entries(self.entries, **selectors)
 
     def match_prefix(
         self,
@@ -209,13 +188,9 @@ class Snapshot:
         self,
         sequences: Which | Sequence[Which] | None,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         tokens: Positions = None,
         gap_bytes: int | None = None,
+        **selectors: Unpack[Selectors],
     ) -> PartialRead:
         """Read some sequences of the tensors that the selectors admit; fetch what their pages need, and no more.
 
@@ -223,8 +198,6 @@ class Snapshot:
         ----------
         sequences
             Places from 0 or ids, one or several; ``None`` for all.
-        layer_index, layer_name, kv_role, kv_group, component
-            As in :meth:`read`.
         tokens
             Half-open range of positions, one for all sequences or one for each; as of :func:`hurray_arrow.ops.select`.
         gap_bytes
@@ -246,9 +219,7 @@ class Snapshot:
         UnsupportedError
             The snapshot was opened with ``recover``.
         """
-        entries = self.select(
-            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
-        )
+        entries = self.select(**selectors)
         for entry in entries:
             self._check_companions(entry)
         if not isinstance(self._rows, IndexedRows):
@@ -257,6 +228,38 @@ class Snapshot:
             )
         reader = PartialReader(self._rows, tables_of=self._tables_of, gap_bytes=gap_bytes)
         return reader.read(entries, sequences, tokens)
+
+    def open_tensors(self, entries: Iterable[Entry], *, at_once: int = 64) -> Iterator[TensorPages]:
+        """Open tensors whose pages are then read in parts; what is small of ``at_once`` of them is fetched together.
+
+        Parameters
+        ----------
+        entries
+            The tensors.
+        at_once
+            Tensors whose rows are looked at together.
+
+        Yields
+        ------
+        TensorPages
+            One per entry, in order.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            As :meth:`read`.
+        """
+        if not isinstance(self._rows, IndexedRows):
+            for entry in entries:
+                self._check_companions(entry)
+                yield TensorPages(self.checked_tensor(entry)[0])
+            return
+        reader = PartialReader(self._rows, tables_of=self._tables_of, gap_bytes=None)
+        remaining = iter(entries)
+        while some := list(islice(remaining, at_once)):
+            for entry in some:
+                self._check_companions(entry)
+            yield from reader.open(some)
 
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
         """Check everything: hashes, structure, every tensor's invariants, every page checksum.

@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import fsspec
 
 from hurray_arrow import ops
 from hurray_arrow.arrow.rows import Tables
 from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
-from hurray_arrow.snapshot.entries import Entry, IntSelector, StrSelector, exact_selectors, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, Selectors, exact_selectors, one_entry, select_entries
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.index import TensorKey
 from hurray_arrow.snapshot.opening import open_snapshot
@@ -171,64 +171,38 @@ class SnapshotSet:
 
     def select(
         self,
-        *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
+        **selectors: Unpack[Selectors],
     ) -> list[Entry]:
         """Return the entries that the selectors admit, in order."""
-        return select_entries(
-            self.entries,
-            layer_index=layer_index,
-            layer_name=layer_name,
-            kv_role=kv_role,
-            kv_group=kv_group,
-            component=component,
-        )
+        return select_entries(self.entries, **selectors)
 
     @overload
     def read(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         heads: Literal["merged"] = "merged",
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> BlockPagedTensor: ...
     @overload
     def read(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         heads: Literal["members"],
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> list[BlockPagedTensor]: ...
     def read(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         heads: Literal["merged", "members"] = "merged",
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> BlockPagedTensor | list[BlockPagedTensor]:
         """Read the one tensor that the selectors name, from all members that have some of it at the same time.
 
         Parameters
         ----------
-        layer_index, layer_name, kv_role, kv_group, component
-            One value or several; what is not given admits all.
         heads
             ``"merged"``: one tensor with all heads, replicas compared and taken once. ``"members"``: what each member
             has.
@@ -250,9 +224,7 @@ class SnapshotSet:
         UnsupportedError
             Merging a component ``page.<name>``, or parameters of which nobody says how they belong to heads.
         """
-        matches = self.select(
-            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
-        )
+        matches = self.select(**selectors)
         if heads not in ("merged", "members"):
             raise ValueError(f"heads {heads!r}: expected 'merged' or 'members'")
         entry = one_entry(matches)
@@ -261,17 +233,11 @@ class SnapshotSet:
     def iter_tensors(
         self,
         *,
-        layer_index: IntSelector = None,
-        layer_name: StrSelector = None,
-        kv_role: StrSelector = None,
-        kv_group: IntSelector = None,
-        component: StrSelector = None,
         verify: bool = False,
+        **selectors: Unpack[Selectors],
     ) -> Iterator[BlockPagedTensor]:
         """Read every tensor that the selectors admit, with all its heads, one after another; as :meth:`read`."""
-        for entry in self.select(
-            layer_index=layer_index, layer_name=layer_name, kv_role=kv_role, kv_group=kv_group, component=component
-        ):
+        for entry in self.select(**selectors):
             yield self._merged(entry, verify=verify)
 
     def group_tables(self, kv_group: int) -> Tables:
