@@ -210,6 +210,10 @@ def config_digest(config: Any) -> str:
         content["dtype"] = str(content["dtype"]).removeprefix("torch.")
     if set(content["layer_types"] or ()) <= {"full_attention"}:
         content["layer_types"] = None
+    if isinstance(content["quantization_config"], Mapping):
+        # Which file the weights came from says nothing of them; the revision does.
+        quantized = content["quantization_config"].items()
+        content["quantization_config"] = {name: value for name, value in quantized if not name.endswith("_file")}
     content["rope"] = rope_of(stated)
     text = _json.dumps({"config_digest": 1, **_content(content)})
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"

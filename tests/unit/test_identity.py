@@ -203,6 +203,13 @@ def test_what_decides_keys_and_values_changes_the_digest(change):
     assert config_digest({**CONFIG, **change}) != DIGEST
 
 
+def test_the_file_of_quantized_weights_is_no_property_of_them():
+    one, other = ({"quant_method": "gguf", "gguf_file": name} for name in ("a.gguf", "b.gguf"))
+    assert config_digest({**CONFIG, "quantization_config": one}) == config_digest(
+        {**CONFIG, "quantization_config": other}
+    )
+
+
 def test_a_config_object_is_read_through_to_dict():
     class Config:
         _commit_hash = "c0ffee"
