@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import hurray_arrow as ha
 from hurray_arrow import ops
 from hurray_arrow.cli.options import integers, key_values, positions
 from tests.cli.conftest import SECRETS, small_tensor
+from tests.cli.test_inspect import read_terminal
 
 JSON_KEYS = {
     "source", "destination", "profile", "num_tensors", "num_pages", "page_bytes", "stored_bytes", "unverified",
@@ -200,6 +202,23 @@ def test_urls_and_their_options(run, path):
 
 def test_no_progress_bar_where_nobody_looks(run, path, target):
     assert run("copy", path, target).stderr == ""
+
+
+def test_a_terminal_sees_a_bar_in_bytes(path, target):
+    leader, follower = pty.openpty()
+    program = "from hurray_arrow.cli import main; main()"
+    command = [sys.executable, "-c", program, "copy", str(path), str(target)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with subprocess.Popen(command, stderr=follower, stdout=subprocess.PIPE, env=environment) as child:
+        os.close(follower)
+        text = b""
+        while chunk := read_terminal(leader):
+            text += chunk
+        assert child.stdout.read().startswith(str(target).encode())
+    os.close(leader)
+    assert child.returncode == 0
+    assert b"copying" in text
+    assert b"3.4/3.4 kB" in text
 
 
 # -- interrupts --------------------------------------------------------------------------------------------------------

@@ -354,6 +354,20 @@ def test_the_index_is_what_its_schema_says():
         jsonschema.validate({**index, "kind": "file"}, SCHEMA)
 
 
+@pytest.mark.parametrize("profile", ["share", "archive"])
+def test_the_index_of_a_file_is_what_the_schema_says_too(tmp_path, profile):
+    path = tmp_path / "s.arrow"
+    ha.write_snapshot(path, small_tensors(), profile=profile)
+    reader = pa.ipc.open_file(path)
+    _, pairs = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+    index = json.loads(pairs[b"hurray_arrow.index"])
+    jsonschema.validate(index, SCHEMA)
+    assert (index["kind"], "small_xxh3" in index["rows"][0]) == ("file", False)
+    del index["rows"][0]["offset"]
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(index, SCHEMA)
+
+
 # -- small_xxh3 --------------------------------------------------------------------------------------------------------
 
 
