@@ -268,6 +268,17 @@ def test_expectations_and_open_sources(path, copy):
         copy_snapshot([path, path], copy)
 
 
+def test_what_was_recovered_becomes_whole_again(path, copy):
+    with ha.open_snapshot(path) as snapshot:
+        end = snapshot._rows._places[6][0].block.end
+    path.write_bytes(path.read_bytes()[:end])
+    with ha.open_snapshot(path, recover=True) as snapshot:
+        report = copy_snapshot(snapshot, copy, sequences=[0, 3])
+        assert report.unverified == snapshot.unverified != ()
+    assert all(map(is_same, read_all(copy), [ops.compact(ops.select(tensor, [0, 3])) for tensor in layers()]))
+    assert metadata_of(copy)["tenant"] == "t-5"
+
+
 def test_layers_of_one_name_and_none(tmp_path, copy):
     """A tensor of no layer beside one that differs in nothing else."""
     tensors = [make_tensor(seed=seed, layer_index=layer) for seed, layer in ((3, 5), (7, None))]
