@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 # Not a skip: the core suite does not know these tests, and `make test` runs them in the other environment.
-collect_ignore_glob = [] if find_spec("torch") else ["test_transformers*.py"]
+collect_ignore_glob = [] if find_spec("torch") else ["test_torch*.py", "test_transformers*.py"]
 
 
 @pytest.fixture(autouse=True)
