@@ -6,7 +6,7 @@ Spec: snapshot format, section 4, "Remote".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,7 +22,7 @@ from hurray_arrow.snapshot.checksums import checksum_piece_bytes, checksum_probl
 from hurray_arrow.snapshot.entries import Entry, check_entry
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.ranges import Pieces, plan_ranges
-from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow
+from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, sparse_memory
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Tensors whose rows are looked at together: their requests go out together, and as much is in memory at once.
@@ -68,6 +68,45 @@ class PartialRead:
     unverified: tuple[Problem, ...]
 
 
+class TensorPages:
+    """A tensor whose pages are read when they are asked for, some at a time.
+
+    Attributes
+    ----------
+    tensor
+        Descriptor, tables and parameters; of its pages only those may be believed that were always there: all of a
+        mapped file, or of a snapshot that was recovered.
+    """
+
+    def __init__(
+        self, tensor: BlockPagedTensor, reader: PartialReader | None = None, partial: PartialRow | None = None
+    ) -> None:
+        self.tensor = tensor
+        self._reader, self._partial = reader, partial
+
+    def read(self, page_ids: npt.NDArray[np.int64]) -> BlockPagedTensor:
+        """Return the tensor with these pages.
+
+        Parameters
+        ----------
+        page_ids
+            int64 ``[pages]``, ascending, each once.
+
+        Returns
+        -------
+        BlockPagedTensor
+            Other pages than these read as zeros, or as they are where that costs nothing: a mapping, or new memory.
+
+        Raises
+        ------
+        SnapshotCorruptError
+            As :meth:`Snapshot.read_sequences`; pages of a mapped file are not compared with their checksums.
+        """
+        if self._reader is None or self._partial is None:
+            return self.tensor
+        return self._reader.with_pages(self.tensor, self._partial, page_ids)
+
+
 class PartialReader:
     """Reads sequences out of the rows of a snapshot.
 
@@ -107,6 +146,32 @@ class PartialReader:
             sum(int(each.pieces[:, 1].sum()) for each in wanted),
         )
         return PartialRead(tuple(tensors), fetched, tuple(unverified))
+
+    def open(self, entries: Sequence[Entry]) -> list[TensorPages]:
+        """Read everything of these tensors but pages; see :meth:`Snapshot.open_tensors`."""
+        partials = self._rows.rows_without_pages([entry.tensor_index for entry in entries])
+        opened = []
+        for entry, partial in zip(entries, partials, strict=True):
+            tensor = tensor_from_rows([partial.row], self._tables_of(partial.row), align_small_buffers=True)
+            check_entry(entry, tensor)
+            opened.append(TensorPages(tensor, self, partial))
+        return opened
+
+    def with_pages(
+        self, tensor: BlockPagedTensor, partial: PartialRow, page_ids: npt.NDArray[np.int64]
+    ) -> BlockPagedTensor:
+        """Return the tensor over memory that has these pages; see :meth:`TensorPages.read`."""
+        if not len(self._rows.pieces_of(partial, page_ids)):
+            return tensor
+        # Memory of its own each time: what was read before goes when nobody holds it any more.
+        memory = sparse_memory(len(partial.pool))
+        row = replace(partial.row, pool=memory)
+        fresh = PartialRow(row, memory, partial.is_checked_when_filled)
+        filled = tensor_from_rows([row], self._tables_of(row), align_small_buffers=True)
+        wanted = _Wanted(fresh, filled, page_ids, self._rows.pieces_of(fresh, page_ids))
+        self._fill([wanted])
+        wanted.check_pages()
+        return filled
 
     def _wanted(self, entries: Sequence[Entry], sequences: Any, tokens: Any) -> list[_Wanted]:
         wanted = []

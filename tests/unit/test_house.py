@@ -31,6 +31,7 @@ FLOORS = [
     ["arrow"],
     ["snapshot"],
     ["share"],
+    ["views"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
@@ -50,6 +51,10 @@ SERVED_BY = {
     "torch": {"engines", "page_views"},
     "transformers": {"engines"},
     "hurray": {"engines"},
+    "duckdb": {"views"},
+    "polars": {"views"},
+    "pandas": {"views"},
+    "datafusion": {"views"},
     "azure": {"snapshot"},
     "obstore": {"snapshot"},
 }
@@ -64,6 +69,7 @@ DOORS: dict[str, set[str]] = {
         "from_hurray",
         "to_torch",
     },
+    "snapshot.view_doors": {"_view"},
 }
 
 

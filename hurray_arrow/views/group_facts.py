@@ -1,0 +1,156 @@
+"""What the tables of a kv_group say of its sequences and pages, worked out once for all tensors that share them.
+
+Spec: block-paged layout, Prefix Sharing and Partial trailing page; snapshot format section 2.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hurray_arrow.errors import UnknownSequenceLengthError
+from hurray_arrow.sequences import Sequences
+from hurray_arrow.tensor import BlockPagedTensor
+
+Int64Array: TypeAlias = npt.NDArray[np.int64]
+
+#: A length that nobody recorded.
+UNKNOWN = -1
+
+
+class GroupFacts:
+    """Tables and sequences of a group as int64 arrays.
+
+    Parameters
+    ----------
+    tensor
+        A tensor of the group; its rules have been checked.
+
+    Attributes
+    ----------
+    page_size, num_pages
+        The tensor's.
+    table, seq_ptr
+        int64 ``[entries]`` and ``[num_seqs + 1]``.
+    num_tokens
+        int64 ``[num_seqs]``: stored tokens, -1 where nobody recorded them.
+    """
+
+    def __init__(self, tensor: BlockPagedTensor) -> None:
+        self.page_size = tensor.page_size
+        self.num_pages = tensor.num_pages
+        self.sequences: Sequences = tensor.sequences
+        self.table: Int64Array = tensor.block_table.astype(np.int64)
+        self.seq_ptr: Int64Array = tensor.seq_ptr.astype(np.int64)
+        self._references: Any = tensor.page_references
+        self._sequences_per_page: Any = tensor.sequences_per_page
+        self.num_tokens = _num_tokens(tensor)
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences."""
+        return self.seq_ptr.size - 1
+
+    @cached_property
+    def owners(self) -> Int64Array:
+        """int64 ``[entries]``: the sequence that each table entry belongs to."""
+        return np.repeat(np.arange(self.num_seqs), np.diff(self.seq_ptr))
+
+    @cached_property
+    def places(self) -> Int64Array:
+        """int64 ``[entries]``: which page of its sequence each table entry is."""
+        return np.arange(self.table.size) - np.repeat(self.seq_ptr[:-1], np.diff(self.seq_ptr))
+
+    @cached_property
+    def references(self) -> Int64Array:
+        """int64 ``[num_pages]``: table entries that name each page."""
+        found: Int64Array = self._references()
+        return found
+
+    @cached_property
+    def sequences_per_page(self) -> Int64Array:
+        """int64 ``[num_pages]``: sequences that name each page."""
+        found: Int64Array = self._sequences_per_page()
+        return found
+
+    @cached_property
+    def first_sequence(self) -> Int64Array:
+        """int64 ``[num_pages]``: the first sequence that names each page, -1 where none does."""
+        first = np.full(self.num_pages, -1)
+        first[self.table[::-1]] = self.owners[::-1]
+        return first
+
+    @cached_property
+    def fill_tokens(self) -> Int64Array:
+        """int64 ``[num_pages]``: slots that hold a token of some sequence, -1 where lengths are not known."""
+        lengths = self.num_tokens[self.owners]
+        filled = np.clip(lengths - self.places * self.page_size, 0, self.page_size)
+        known = lengths != UNKNOWN
+        fill = np.zeros(self.num_pages, np.int64)
+        np.maximum.at(fill, self.table[known], filled[known])
+        doubtful = self.table[~known]
+        fill[doubtful[fill[doubtful] < self.page_size]] = UNKNOWN
+        return fill
+
+    @cached_property
+    def first_positions(self) -> npt.NDArray[np.uint64]:
+        """uint64 ``[entries]``: the position in its sequence of slot 0 of each table entry's page."""
+        positions = (self.places * self.page_size).astype(np.uint64)
+        for sequence, stated in enumerate(self.sequences.page_positions or ()):
+            if stated is not None:
+                start = self.seq_ptr[sequence]
+                positions[start : start + len(stated)] = stated[: self.seq_ptr[sequence + 1] - start]
+        return positions
+
+    @cached_property
+    def token_ids(self) -> tuple[npt.NDArray[np.uint32], Int64Array]:
+        """uint32 token ids of all sequences one after the other, and int64 ``[num_seqs + 1]`` where each begins."""
+        lists = [np.empty(0, np.uint32) if ids is None else ids for ids in self.sequences.token_ids or ()]
+        lists += [np.empty(0, np.uint32)] * (self.num_seqs - len(lists))
+        starts = np.cumsum([0, *map(len, lists)], dtype=np.int64)
+        return np.concatenate([*lists, np.zeros(1, np.uint32)]), starts
+
+    @cached_property
+    def shared_by(self) -> tuple[Int64Array, Int64Array]:
+        """For each page that several sequences name, those: int64 ``[num_pages + 1]`` where, ``[pairs]`` which."""
+        shared = self.sequences_per_page[self.table] > 1
+        pages, owners = self.table[shared], self.owners[shared]
+        order = np.lexsort((owners, pages))
+        pages, owners = pages[order], owners[order]
+        new = np.ones(pages.size, np.bool_)
+        new[1:] = (pages[1:] != pages[:-1]) | (owners[1:] != owners[:-1])
+        starts = np.zeros(self.num_pages + 1, np.int64)
+        np.cumsum(np.bincount(pages[new], minlength=self.num_pages), out=starts[1:])
+        return starts, owners[new]
+
+    def page_ids(self, sequence: int) -> Int64Array:
+        """Return a sequence's slice of the table."""
+        return self.table[self.seq_ptr[sequence] : self.seq_ptr[sequence + 1]]
+
+    def check_lengths(self, sequences: Int64Array) -> Int64Array:
+        """Return the tokens of sequences, int64.
+
+        Raises
+        ------
+        UnknownSequenceLengthError
+            Nobody recorded the length of one of them.
+        """
+        lengths = self.num_tokens[sequences]
+        unknown = sequences[lengths == UNKNOWN]
+        if unknown.size:
+            raise UnknownSequenceLengthError(
+                f"the length of sequence {unknown[0]} and of {unknown.size - 1} others was not recorded, so that "
+                f"their tokens cannot be listed: select others with sequence="
+            )
+        return lengths
+
+
+def _num_tokens(tensor: BlockPagedTensor) -> Int64Array:
+    facts = tensor.sequences
+    if facts.seq_lens is None:
+        return np.full(tensor.num_seqs, tensor.total_tokens if tensor.num_seqs == 1 else UNKNOWN, np.int64)
+    lengths = facts.seq_lens.astype(np.int64)
+    return lengths if facts.seq_lens_known is None else np.where(facts.seq_lens_known, lengths, UNKNOWN)

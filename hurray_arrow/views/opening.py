@@ -1,0 +1,80 @@
+"""Open a view by its name.
+
+Spec: house rules, "Selectors".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hurray_arrow.snapshot.entries import IntSelector, StrSelector
+from hurray_arrow.snapshot.reader import Snapshot
+from hurray_arrow.views.pages import PagesView
+from hurray_arrow.views.selection import Selection, SequenceSelector
+from hurray_arrow.views.sequences import SequencesView
+from hurray_arrow.views.tensors import TensorsView
+from hurray_arrow.views.tokens import TokensView
+from hurray_arrow.views.view import View
+
+#: The views by name.
+VIEWS: dict[str, type[View]] = {kind.NAME: kind for kind in (TensorsView, SequencesView, PagesView, TokensView)}
+
+
+def open_view(
+    snapshot: Snapshot,
+    view: str,
+    *,
+    columns: Iterable[str] | None = None,
+    layer_index: IntSelector = None,
+    layer_name: StrSelector = None,
+    kv_role: StrSelector = None,
+    kv_group: IntSelector = None,
+    component: StrSelector = None,
+    sequence: SequenceSelector = None,
+    **options: Any,
+) -> View:
+    """Open a view of a snapshot; nothing but the index is read (and the tables, for a filter on sequences).
+
+    Parameters
+    ----------
+    snapshot
+        An open snapshot; it stays open while the view is read.
+    view
+        ``"tensors"``, ``"sequences"``, ``"pages"`` or ``"tokens"``.
+    columns
+        Which columns, in which order; ``None`` for all. What only other columns need is neither read nor worked out.
+    layer_index, layer_name, kv_role, kv_group, component
+        One value or several; what is not given admits all.
+    sequence
+        Places from 0 or ids, one or several. ``tensors`` has no sequences and takes it as no filter.
+    **options
+        ``values`` of ``pages``; ``values`` and ``per_head`` of ``tokens``.
+
+    Returns
+    -------
+    View
+        May be read any number of times: ``reader()`` gives a ``pyarrow.RecordBatchReader``, and every library that
+        knows Arrow's stream protocol reads the view itself. Batches take some MiB, whatever the snapshot's size is.
+
+    Raises
+    ------
+    ValueError
+        No such view, column or kind of values.
+    KeyError, IndexError
+        No sequence of this id, or at this place.
+    UnsupportedError
+        What tools mishandle, or one column cannot hold; see the views.
+    """
+    if view not in VIEWS:
+        raise ValueError(f"view {view!r}, expected one of {list(VIEWS)}")
+    selection = Selection.of(
+        snapshot,
+        sequence=sequence,
+        layer_index=layer_index,
+        layer_name=layer_name,
+        kv_role=kv_role,
+        kv_group=kv_group,
+        component=component,
+    )
+    return VIEWS[view](selection, columns=columns, **options)

@@ -1,0 +1,107 @@
+"""A row per kv_group and sequence: its tokens, its pages, and with whom it shares them.
+
+Spec: snapshot format section 2; block-paged layout, Prefix Sharing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hurray_arrow.views.group_facts import UNKNOWN, GroupFacts
+from hurray_arrow.views.view import View, weighed
+
+#: Pages and tokens in a batch.
+_WEIGHT = 1 << 20
+
+_MEDIA = pa.struct([("first_token", pa.uint64()), ("num_tokens", pa.uint64()), ("digest", pa.utf8())])
+_SHARED_WITH = pa.struct([("sequence", pa.uint32()), ("num_pages", pa.uint64())])
+_SCHEMA = pa.schema(
+    [
+        ("kv_group", pa.uint32()),
+        ("sequence", pa.uint32()),
+        ("sequence_id", pa.utf8()),
+        ("num_tokens", pa.uint64()),
+        ("num_pages", pa.uint64()),
+        ("page_ids", pa.list_(pa.uint64())),
+        ("shared_pages", pa.uint64()),
+        ("shared_with", pa.list_(_SHARED_WITH)),
+        ("page_positions", pa.list_(pa.uint64())),
+        ("token_ids", pa.list_(pa.uint32())),
+        ("adapter", pa.utf8()),
+        ("tenant", pa.utf8()),
+        ("media", pa.list_(_MEDIA)),
+    ]
+)
+
+
+class SequencesView(View):
+    """A row per kv_group and sequence, of the groups that the tensors selected belong to.
+
+    ``sequence`` is the place in the group, from 0. ``page_ids`` is its slice of block_table, ``page_positions`` the
+    position of each page's slot 0. ``shared_pages`` counts its pages that others name too, ``shared_with`` says who:
+    each other sequence, and the pages in common. ``num_tokens`` is null where nobody recorded it.
+
+    Spec: snapshot format section 2.
+    """
+
+    NAME = "sequences"
+
+    @property
+    def full_schema(self) -> pa.Schema:
+        """Every column that the view can give."""
+        return _SCHEMA
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Make batches of about a million pages and tokens; pages are not read."""
+        for kv_group in self.selection.kv_groups:
+            entry = self.selection.first_of(kv_group)
+            facts = self.selection.facts(entry)
+            sizes = np.diff(facts.seq_ptr) + np.maximum(facts.num_tokens, 0) + 1
+            places = self.selection.places_of(entry, facts).tolist()
+            for run in weighed(places, lambda sequence, sizes=sizes: int(sizes[sequence]), _WEIGHT):  # type: ignore[misc]
+                yield self._batch(_makers(kv_group, facts, run))
+
+
+def _makers(kv_group: int, facts: GroupFacts, run: list[int]) -> dict[str, Callable[[], Any]]:
+    known, tokens = facts.sequences, facts.num_tokens
+    return {
+        "kv_group": lambda: [kv_group] * len(run),
+        "sequence": lambda: run,
+        "sequence_id": lambda: _known(known.ids, run),
+        "num_tokens": lambda: [None if tokens[s] == UNKNOWN else int(tokens[s]) for s in run],
+        "num_pages": lambda: [facts.page_ids(s).size for s in run],
+        "page_ids": lambda: [facts.page_ids(s) for s in run],
+        "shared_pages": lambda: [_shared_pages(facts, s).size for s in run],
+        "shared_with": lambda: [_shared_with(_shared_pages(facts, s), s, *facts.shared_by) for s in run],
+        "page_positions": lambda: [facts.first_positions[facts.seq_ptr[s] : facts.seq_ptr[s + 1]] for s in run],
+        "token_ids": lambda: _known(known.token_ids, run),
+        "adapter": lambda: _known(known.adapter, run),
+        "tenant": lambda: _known(known.tenant, run),
+        "media": lambda: [None if spans is None else [asdict(s) for s in spans] for spans in _known(known.media, run)],
+    }
+
+
+def _known(facts: tuple[Any, ...] | None, run: list[int]) -> list[Any]:
+    return [None if facts is None else facts[s] for s in run]
+
+
+def _shared_pages(facts: GroupFacts, sequence: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    pages = np.unique(facts.page_ids(sequence))
+    return pages[facts.sequences_per_page[pages] > 1]
+
+
+def _shared_with(pages: Any, sequence: int, starts: Any, sequences: Any) -> list[dict[str, int]]:
+    """Count for each other sequence the pages that it has in common with this one."""
+    sizes = starts[pages + 1] - starts[pages]
+    places = np.repeat(starts[pages] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+    others, counts = np.unique(sequences[places], return_counts=True)
+    return [
+        {"sequence": other, "num_pages": count}
+        for other, count in zip(others.tolist(), counts.tolist(), strict=True)
+        if other != sequence
+    ]
