@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, MissingDependencyError, UnsupportedError
-from hurray_arrow.mappings import mapping_of, private_copy
+from hurray_arrow.mappings import private_copy
 from hurray_arrow.spec import MIN_ALIGNMENT_BYTES
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -85,7 +85,8 @@ def tensor_capsule(tensor: BlockPagedTensor, stream: Any = None) -> Any:
     A consumer trusts what it is given, and may write. So the tensor is checked first, and pages that lie in a mapped
     file or in shared memory are handed out in a private copy-on-write mapping of it: nothing is copied until somebody
     writes, and no write reaches the file, another process or this tensor. Pages elsewhere are handed out where they
-    are.
+    are. Tables and parameters are copied, to a multiple of 64 bytes: a stray write into the tensor's own would send its
+    readers to pages that do not exist.
 
     Parameters
     ----------
@@ -183,14 +184,9 @@ def _handed_out(tensor: BlockPagedTensor) -> tuple[Bytes, ...]:
                     "in a snapshot are, and hurray_arrow.engines.hurray.to_hurray() copies them"
                 )
             shared = private_copy(pool)
-            buffers = (pool if shared is None else shared, *map(_for_writers, small))
+            buffers = (pool if shared is None else shared, *map(_aligned_copy, small))
             _HANDED_OUT[tensor] = buffers
     return buffers
-
-
-def _for_writers(buffer: Bytes) -> Bytes:
-    """Return a small buffer where a write crashes nobody: itself, or an aligned copy."""
-    return buffer if _is_aligned(buffer) and mapping_of(buffer) is None else _aligned_copy(buffer)
 
 
 def _is_aligned(buffer: Bytes) -> bool:

@@ -217,8 +217,8 @@ def quantization(scheme: dict[str, Any] | None) -> Any:
     return kind(scheme["axis"], scheme["block_size"], scales)
 
 
-def build(wanted: dict[str, Any]) -> bytes:
-    """Return the descriptor's bytes as pyhurray writes them."""
+def tensor(wanted: dict[str, Any]) -> hurray.Tensor:
+    """Return pyhurray's tensor of a case, its buffers all zeros."""
     element = wanted["element_type"]
     private = isinstance(element, int)
     sizes = buffer_sizes(wanted)
@@ -226,7 +226,7 @@ def build(wanted: dict[str, Any]) -> bytes:
     if statistics is not None:
         values = {name: float_of(value) if name in FLOATS else value for name, value in statistics.items()}
         statistics = hurray.Statistics(**values)
-    tensor = hurray.Tensor(
+    return hurray.Tensor(
         bytes(sizes[0]),
         hurray.Dtype.from_tag(element) if private else getattr(hurray.dtype, element),
         wanted["shape"],
@@ -245,10 +245,14 @@ def build(wanted: dict[str, Any]) -> bytes:
         statistics=statistics,
         extension_type=hurray.ExtensionType(**PRIVATE_TYPES[element]) if private else None,
     )
-    raw = bytearray(tensor.descriptor.encode())
+
+
+def build(wanted: dict[str, Any]) -> bytes:
+    """Return the descriptor's bytes as pyhurray writes them."""
+    raw = bytearray(tensor(wanted).descriptor.encode())
     if wanted["sync_mode"]:
         # Python's door of pyhurray has no sync mode, so it goes in as bytes and through decode and encode.
-        for index in range(len(sizes)):
+        for index in range(len(buffer_sizes(wanted))):
             raw[85 + 16 * index + 13] = wanted["sync_mode"]
         raw = bytearray(hurray.Descriptor.decode(bytes(raw)).encode())
     return bytes(raw)
