@@ -140,6 +140,22 @@ def test_a_cache_that_generated_is_stored_with_what_it_holds(tmp_path, name, max
     assert torch.equal(found[1], expected[1])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_generate_takes_a_restored_cache(tmp_path, name):
+    """As people use it: the whole prompt is passed, and only what the cache does not hold is computed."""
+    model = MODELS[name]()
+    ids, mask = prompts(15, 22)
+    settings = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    cache = DynamicCacheOf(model, ids[:, :-1], mask[:, :-1])
+    exported = {"attention_mask": mask[:, :-1], "token_ids": ids}
+    with snapshot_of(tmp_path / "a.arrow", model, cache, **exported) as snapshot:
+        restored = import_cache(snapshot.iter_tensors(), expect=None, config=model.config)
+    expected = model.generate(ids, attention_mask=mask, **settings)
+    found = model.generate(ids, attention_mask=mask, cache=restored.cache, **settings)
+    assert torch.equal(found, expected)
+    assert restored.cache.get_seq_length() == 22 + 8
+
+
 def test_only_tokens_are_exported_and_every_one_where_it_was():
     model = llama()
     ids, mask = prompts(9, 26)
