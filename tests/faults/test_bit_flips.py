@@ -18,7 +18,7 @@ from tests.faults.outcome import SAME, Original, SilentDamageError, code_of, is_
 from tests.faults.small import NUM_TENSORS, write_small
 
 #: Every flip of this many goes the whole way: open, read all, verify. The others look where they can matter.
-WHOLE_WAY = 97
+WHOLE_WAY = 397
 
 
 def regions_of(path: Path) -> dict[str, range]:
