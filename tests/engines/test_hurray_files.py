@@ -1,0 +1,148 @@
+"""HRRYFILE containers: what goes in comes out, by pyhurray alone as well; other layouts are refused by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import hurray
+import numpy as np
+import pytest
+
+import hurray_arrow as ha
+from hurray_arrow.engines.hurray_files import FACTS_KEY, read_container, write_container
+from hurray_arrow.errors import InvariantError, UnsupportedError
+from tests.conformance import make_vectors
+from tests.sample import ALL_ELEMENT_TYPES, SCHEMES, make_tensor, sample_facts
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "cache.hrry"
+
+
+def tensors():
+    return [
+        make_tensor(**sample_facts()),
+        make_tensor(layer_index=3, layer_name="model.3.attn", component="scales", element_type="float32", kv_group=4),
+        make_tensor(
+            layer_index=5, element_type="int4", index_type="uint64", seq_lens=[13, None, 10, None], total_tokens=27
+        ),
+    ]
+
+
+def test_what_goes_in_comes_out(path):
+    given = tensors()
+    write_container(path, given, metadata={"tenant": "t-7", "user": {"n": 2**60}}, kv={"arch": "x", "layers": 3})
+    found = read_container(path)
+    assert list(found.tensors) == ["layers.17.value.values", "model.3.attn.value.scales", "layers.5.value.values"]
+    for one, other in zip(given, found.tensors.values(), strict=True):
+        assert other.equals(one)
+        assert other.kv_group == one.kv_group
+    assert found.metadata == {"tenant": "t-7", "user": {"n": str(2**60)}}
+    assert found.kv == {"arch": "x", "layers": 3}
+    assert found.skipped == {}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(path.parent) == ["cache.hrry"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("quantization", SCHEMES)
+def test_every_scheme(path, quantization):
+    given = make_tensor(quantization=quantization, element_type="int8", index_type="uint64")
+    write_container(path, {"any name": given})
+    assert read_container(path).tensors["any name"].equals(given)
+
+
+def test_every_element_type(path):
+    given = {name: make_tensor(element_type=name, page_size=4) for name in ALL_ELEMENT_TYPES}
+    write_container(path, given)
+    found = read_container(path).tensors
+    assert [name for name, tensor in given.items() if not tensor.equals(found[name])] == []
+
+
+def test_pyhurray_reads_it_alone(path):
+    given = make_tensor(**sample_facts())
+    write_container(path, {"k": given})
+    loaded = hurray.load(str(path))["k"]
+    assert loaded.descriptor.encode() == given.descriptor.encode()
+    assert [np.asarray(loaded.buffer(i)).tobytes() for i in range(3)] == [b.tobytes() for b in given.buffers]
+
+
+def test_a_container_and_a_snapshot_hold_the_same(path, tmp_path):
+    given = tensors()
+    ha.write_snapshot(tmp_path / "a.arrow", given)
+    with ha.open_snapshot(tmp_path / "a.arrow") as snapshot:
+        write_container(path, snapshot.iter_tensors(), metadata=snapshot.metadata)
+    found = read_container(path)
+    ha.write_snapshot(tmp_path / "b.arrow", found.tensors.values())
+    with ha.open_snapshot(tmp_path / "b.arrow") as snapshot:
+        assert all(a.equals(b) for a, b in zip(given, snapshot.iter_tensors(verify=True), strict=True))
+    assert found.metadata["profile"] == "share"
+
+
+def test_a_container_of_others_has_no_facts(path):
+    theirs = make_vectors.tensor(make_vectors.case(num_seqs=0, shape=[0, 3, 5], device="cuda"))
+    hurray.save(str(path), {"a": theirs}, kv={"x": 1})
+    found = read_container(path)
+    assert found.tensors["a"].sequences.seq_lens is None
+    # What was a device's is in memory now; the producer's bytes are kept.
+    assert found.tensors["a"].original_descriptor == theirs.descriptor.encode()
+    assert (found.metadata, found.kv) == ({}, {"x": 1})
+
+
+def test_other_layouts_are_refused_by_name_or_skipped_and_listed(path):
+    block_paged = make_vectors.tensor(make_vectors.case(num_seqs=0, shape=[0, 3, 5]))
+    sparse = hurray.sparse_coo(np.array([1.5, 2.5], np.float32), np.array([[0], [3]], np.uint64), (7,), copy=True)
+    hurray.save(str(path), {"w": hurray.zeros((4, 3), dtype=hurray.float32), "kv": block_paged, "s": sparse})
+    with pytest.raises(UnsupportedError) as caught:
+        read_container(path)
+    assert "'w' (RowMajorLayout)" in str(caught.value)
+    assert "'s' (CooLayout)" in str(caught.value)
+    found = read_container(path, skip_other_layouts=True)
+    assert list(found.tensors) == ["kv"]
+    assert found.skipped == {"w": "RowMajorLayout", "s": "CooLayout"}
+
+
+def test_an_existing_file_is_replaced_only_on_demand(path):
+    write_container(path, [make_tensor()])
+    with pytest.raises(FileExistsError):
+        write_container(path, [make_tensor(seed=5)])
+    assert read_container(path).tensors["layers.17.value.values"].equals(make_tensor())
+    write_container(path, [make_tensor(seed=5)], overwrite=True)
+    assert read_container(path).tensors["layers.17.value.values"].equals(make_tensor(seed=5))
+
+
+def test_two_tensors_of_one_name(path):
+    with pytest.raises(InvariantError) as caught:
+        write_container(path, [make_tensor(), make_tensor()])
+    assert caught.value.codes == ["tensor_key_duplicate"]
+    assert not list(path.parent.iterdir())
+
+
+def test_a_failed_write_leaves_nothing(path):
+    with pytest.raises((hurray.FileError, hurray.UnsupportedError, TypeError, ValueError)):
+        write_container(path, [make_tensor()], kv={"bad": object()})
+    assert not list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"version": 1}', '{"metadata": {}, "sequences": [{"ids": 3}], "tensors": {}, "version": 1}', "1"],
+)
+def test_facts_that_cannot_be_read(path, text):
+    hurray.save(str(path), {}, kv={FACTS_KEY: text})
+    with pytest.raises(InvariantError) as caught:
+        read_container(path)
+    assert caught.value.codes == ["metadata_invalid"]
+
+
+def test_facts_of_a_newer_version(path):
+    hurray.save(str(path), {}, kv={FACTS_KEY: '{"version": 2}'})
+    with pytest.raises(UnsupportedError):
+        read_container(path)
+
+
+def test_a_file_that_is_no_container(path):
+    path.write_bytes(b"nothing")
+    with pytest.raises(OSError):
+        read_container(path)
