@@ -431,6 +431,8 @@ def _no_nulls(array: pa.Array, where: str) -> None:
 def _binary_at(array: pa.Array, number: int) -> npt.NDArray[np.uint8]:
     """Return one value of a binary array as a view; where Arrow keeps it in pieces (binary views), as a copy."""
     if not (pa.types.is_large_binary(array.type) or pa.types.is_binary(array.type)):
+        if not pa.types.is_binary_view(array.type):
+            raise TypeError(f"expected binary, found {array.type}")
         copied = array[number].as_buffer()
         return np.frombuffer(copied, np.uint8) if copied.size else np.empty(0, np.uint8)
     # A pyarrow scalar would copy the value out of the array, and a pool may be large.

@@ -29,9 +29,9 @@ from hurray_arrow.arrow.ipc_layout import (
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row, Tables, aligned, aligned_empty, is_pool_column, tables_of, tensor_from_rows
-from hurray_arrow.arrow.schema import schema_xxh3
+from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.arrow.small_columns import small_xxh3
-from hurray_arrow.arrow.types import extension_types
+from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, extension_types
 from hurray_arrow.errors import (
     HurrayArrowError,
     Problem,
@@ -81,7 +81,8 @@ def read_stream(
     SnapshotIncompleteError
         The source ends before the schema does.
     SnapshotCorruptError
-        ``arrow_invalid``: no Arrow stream; ``metadata_invalid``: another one.
+        ``arrow_invalid``: no Arrow stream; ``metadata_invalid``: another one; ``arrow_schema``: a column of a wrong
+        type.
     UnsupportedError
         Another version of the format, or a required feature that this version does not know.
     SnapshotMismatchError
@@ -138,6 +139,7 @@ class StreamReader:
             self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(self._schema_message))
             self._types = extension_types(self.schema)
             check_format_version(self.schema.metadata, url=URL)
+            _check_types(self.schema)
             self._schema_xxh3 = schema_xxh3(self.schema)
         self.metadata = parse_schema_metadata(self.schema.metadata, url=URL)
 
@@ -299,6 +301,27 @@ def _mapped_errors(where: str) -> Iterator[None]:
         raise
     except (pa.ArrowException, MemoryError, OSError, OverflowError, ValueError) as error:
         raise _corrupt(ProblemCode.ARROW_INVALID, where, str(error) or "too large for memory") from error
+
+
+def _check_types(schema: pa.Schema) -> None:
+    """Refuse columns of other types than the format's: here rows are read before the schema's hash is known."""
+    expected = SchemaPlan().arrow_schema()
+    for field in schema:
+        if field.name == "block_table":
+            right = pa.types.is_list(field.type) and _storage(field.type.value_type) in BLOCK_TABLE_STORAGES.values()
+        elif field.name in expected.names:
+            right = field.type == expected.field(field.name).type
+        elif is_pool_column(field.name):
+            pages = _storage(field.type.value_type) if pa.types.is_large_list(field.type) else None
+            right = pages is not None and (pa.types.is_fixed_size_list(pages) or pa.types.is_struct(pages))
+        else:
+            right = True
+        if not right:
+            raise _corrupt(ProblemCode.ARROW_SCHEMA, field.name, f"the column is {field.type}")
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _check_layout(layout: BatchLayout, body_bytes: int) -> None:

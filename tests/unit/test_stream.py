@@ -247,6 +247,32 @@ def test_an_arrow_stream_of_others_is_no_snapshot():
     assert error.value.codes == ["metadata_invalid"]
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        ("descriptor", pa.duration("s")),
+        ("kv_group", pa.list_(pa.uint32())),
+        ("tensor_index", pa.utf8()),
+        ("block_table", pa.list_(pa.list_(pa.uint16()))),
+        ("page_pool", pa.list_(pa.list_(pa.uint16(), 6))),
+        ("page_pool_1", pa.large_list(pa.uint16())),
+        ("pool_bytes", pa.large_list(pa.uint8())),
+    ],
+)
+def test_a_column_of_another_type_is_refused_before_any_row(column, kind):
+    schema = pa.ipc.open_stream(sent(small_tensors())).schema
+    other = schema.set(schema.get_field_index(column), pa.field(column, kind))
+    with pytest.raises(ha.SnapshotCorruptError) as error:
+        ha.read_stream(io.BytesIO(other.serialize().to_pybytes()))
+    assert error.value.codes == ["arrow_schema"]
+    assert error.value.problems[0].where == column
+
+
+def test_a_column_of_the_future_is_ignored():
+    schema = pa.ipc.open_stream(sent(small_tensors())).schema.append(pa.field("page_pool_note", pa.duration("s")))
+    assert ha.read_stream(io.BytesIO(schema.serialize().to_pybytes())).schema == schema
+
+
 def test_a_reader_that_failed_stays_failed():
     reader = ha.read_stream(io.BytesIO(sent(small_tensors())[:-300]))
     with pytest.raises(ha.SnapshotIncompleteError, match="4 tensors came whole"):
