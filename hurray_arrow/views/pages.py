@@ -20,6 +20,7 @@ from hurray_arrow.views.group_facts import UNKNOWN, GroupFacts
 from hurray_arrow.views.selection import Selection
 from hurray_arrow.views.values import (
     Int64Array,
+    Scratch,
     check_mode,
     check_numbers,
     float32_pages,
@@ -30,8 +31,9 @@ from hurray_arrow.views.values import (
 )
 from hurray_arrow.views.view import KEY_FIELDS, View, key_makers, with_nulls
 
-#: Bytes of values in a batch, and of pages that are fetched at a time where the file is not mapped.
+#: Bytes of values in a batch, counted as float32.
 BATCH_BYTES = 8 << 20
+#: Bytes of pages that are fetched at a time where the file is not mapped.
 WINDOW_BYTES = 64 << 20
 _ROWS_AT_ONCE = 1 << 16
 #: Tensors whose small columns are fetched together.
@@ -99,14 +101,14 @@ class PagesView(View):
                 for start in range(0, len(ids), _ROWS_AT_ONCE):
                     yield self._batch(_makers(entry, facts, ids[start : start + _ROWS_AT_ONCE]))
             return
+        scratch = Scratch()
         for entry, pages, facts in self.selection.opened(at_once=TENSORS_AT_ONCE):
-            elems = pages.tensor.descriptor.page_elems
-            step = max(1, BATCH_BYTES // (4 * elems))
+            step = max(1, BATCH_BYTES // (4 * pages.tensor.descriptor.page_elems))
             for window in windows(self._page_ids(entry, facts), pages.tensor):
                 tensor = pages.read(window)
                 for start in range(0, len(window), step):
                     ids = window[start : start + step]
-                    values = {"values": lambda tensor=tensor, ids=ids: self._values(tensor, ids)}
+                    values = {"values": lambda tensor=tensor, ids=ids: self._values(tensor, ids, scratch)}
                     yield self._batch({**_makers(entry, facts, ids), **values})
 
     def _page_ids(self, entry: Entry, facts: GroupFacts) -> Int64Array:
@@ -115,8 +117,9 @@ class PagesView(View):
         rows = [facts.page_ids(sequence) for sequence in self.selection.places_of(entry, facts)]
         return np.unique(np.concatenate([*rows, facts.table[:0]]))
 
-    def _values(self, tensor: BlockPagedTensor, page_ids: Int64Array) -> pa.Array:
-        pages = raw_pages(tensor, page_ids) if self.values == "raw" else float32_pages(tensor, page_ids)
+    def _values(self, tensor: BlockPagedTensor, page_ids: Int64Array, scratch: Scratch) -> pa.Array:
+        raw = self.values == "raw"
+        pages = raw_pages(tensor, page_ids) if raw else float32_pages(tensor, page_ids, scratch)
         return tensor_array(pages, self._type)
 
 

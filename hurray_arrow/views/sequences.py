@@ -75,15 +75,27 @@ def _makers(kv_group: int, facts: GroupFacts, run: list[int]) -> dict[str, Calla
         "sequence_id": lambda: _known(known.ids, run),
         "num_tokens": lambda: [None if tokens[s] == UNKNOWN else int(tokens[s]) for s in run],
         "num_pages": lambda: [facts.page_ids(s).size for s in run],
-        "page_ids": lambda: [facts.page_ids(s) for s in run],
+        "page_ids": lambda: _lists(facts.table, facts, run),
         "shared_pages": lambda: [_shared_pages(facts, s).size for s in run],
         "shared_with": lambda: [_shared_with(_shared_pages(facts, s), s, *facts.shared_by) for s in run],
-        "page_positions": lambda: [facts.first_positions[facts.seq_ptr[s] : facts.seq_ptr[s + 1]] for s in run],
+        "page_positions": lambda: _lists(facts.first_positions, facts, run),
         "token_ids": lambda: _known(known.token_ids, run),
         "adapter": lambda: _known(known.adapter, run),
         "tenant": lambda: _known(known.tenant, run),
         "media": lambda: [None if spans is None else [asdict(s) for s in spans] for spans in _known(known.media, run)],
     }
+
+
+def _lists(values: Any, facts: GroupFacts, run: list[int]) -> pa.Array:
+    """Return what belongs to the table entries of each sequence as a list of uint64."""
+    first, last = run[0], run[-1]
+    if last - first + 1 == len(run):
+        bounds = facts.seq_ptr[first : last + 2]
+        items = values[bounds[0] : bounds[-1]]
+    else:
+        items = np.concatenate([values[facts.seq_ptr[s] : facts.seq_ptr[s + 1]] for s in run])
+        bounds = np.cumsum([0, *(facts.page_ids(s).size for s in run)])
+    return pa.ListArray.from_arrays(pa.array((bounds - bounds[0]).astype(np.int32)), pa.array(items.astype(np.uint64)))
 
 
 def _known(facts: tuple[Any, ...] | None, run: list[int]) -> list[Any]:

@@ -23,6 +23,7 @@ from hurray_arrow.views.selection import Selection
 from hurray_arrow.views.values import (
     STATISTICS,
     Int64Array,
+    Scratch,
     check_mode,
     check_numbers,
     float32_pages,
@@ -157,7 +158,7 @@ class TokensView(View):
         found = slot_statistics(tensor, page_ids, names, per_head=self.per_head) if names else {}
 
         def values() -> pa.Array:
-            by_slot = float32_pages(tensor, page_ids).reshape(-1, tensor.num_heads, tensor.head_dim)
+            by_slot = float32_pages(tensor, page_ids, Scratch()).reshape(-1, tensor.num_heads, tensor.head_dim)
             rows = by_slot[slots]
             return tensor_array(rows.reshape(-1, tensor.head_dim) if self.per_head else rows, self._type)
 

@@ -6,6 +6,7 @@ Spec: block-paged layout, Element Lookup; wire format 3 and 4.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +27,7 @@ STATISTICS = ("norm", "min", "max", "mean")
 #: What Arrow's 32-bit readers count in one row, and far below where DuckDB gives wrong pages.
 _MOST_VALUES = 2**31 - 1
 #: float32 elements that are decoded at a time, so that they stay in the processor's cache.
-_AT_ONCE_ELEMS = 1 << 15
+_AT_ONCE_ELEMS = 1 << 17
 _MISHANDLED = {
     "float16": "DuckDB refuses every query on a table with a float16 column",
     "fixed_size_binary": "pandas and Ray break on fixed_size_binary",
@@ -125,6 +126,28 @@ def tensor_array(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.ExtensionArray.from_storage(kind, storage)
 
 
+class Scratch:
+    """Memory for decoded values that is used again as soon as nobody holds the batch any more that it was given to.
+
+    Fresh memory costs more than decoding does: the system clears every page of it first.
+    """
+
+    _KEPT = 4
+
+    def __init__(self) -> None:
+        self._blocks: list[Float32Array] = []
+
+    def take(self, size_elems: int) -> Float32Array:
+        """Return float32 ``[size_elems]``, not initialised."""
+        for block in self._blocks:
+            # The list, the loop and the question itself: any other reference is a batch's.
+            if block.size >= size_elems and sys.getrefcount(block) == 3:
+                return block[:size_elems]
+        block = np.empty(size_elems, np.float32)
+        self._blocks = [block, *self._blocks[: self._KEPT - 1]]
+        return block[:]
+
+
 def raw_pages(tensor: BlockPagedTensor, page_ids: Int64Array) -> npt.NDArray[Any]:
     """Return stored values ``[pages, page_size, num_heads, head_dim, …]``, as of :func:`raw_layout`.
 
@@ -137,10 +160,11 @@ def raw_pages(tensor: BlockPagedTensor, page_ids: Int64Array) -> npt.NDArray[Any
     return _some(tensor.page_pool, page_ids).reshape(-1).view(dtype).reshape(shape)
 
 
-def float32_pages(tensor: BlockPagedTensor, page_ids: Int64Array) -> Float32Array:
+def float32_pages(tensor: BlockPagedTensor, page_ids: Int64Array, scratch: Scratch) -> Float32Array:
     """Return pages as the numbers they stand for: float32 ``[pages, page_size, num_heads, head_dim]``.
 
-    New memory of Arrow's, which keeps it for the next batch; float32 pages that are neighbours are a view.
+    New memory, or the scratch's, which is the caller's until the array is let go; float32 pages that are neighbours
+    are a view.
 
     Raises
     ------
@@ -152,16 +176,15 @@ def float32_pages(tensor: BlockPagedTensor, page_ids: Int64Array) -> Float32Arra
     name = tensor.element_type.name
     if name == "float32":
         return _some(tensor.page_pool, page_ids)
-    if name != "bfloat16":
+    dtype = tensor.element_type.dtype
+    if dtype is None or dtype.kind == "c" or tensor.element_type.is_packed:
         return tensor.dequantize_pages(page_ids)
-    bits = _some(tensor.page_pool, page_ids).reshape(-1).view(np.uint16)
-    out: npt.NDArray[np.uint32] = np.frombuffer(pa.allocate_buffer(bits.size * 4), np.uint32)
-    for start in range(0, bits.size, _AT_ONCE_ELEMS):
-        # The upper half of a float32 is a bfloat16. Two passes over cached memory: a shift that casts is slower.
-        part = out[start : start + _AT_ONCE_ELEMS]
-        part[:] = bits[start : start + _AT_ONCE_ELEMS]
-        np.left_shift(part, 16, out=part)
-    return out.view(np.float32).reshape(len(page_ids), *tensor.descriptor.page_shape)
+    stored = _some(tensor.page_pool, page_ids).reshape(-1)
+    out = scratch.take(stored.size)
+    # float64 may pass the range of float32; infinity is what IEEE arithmetic answers.
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.copyto(out, stored, casting="unsafe")
+    return out.reshape(len(page_ids), *tensor.descriptor.page_shape)
 
 
 def slot_statistics(
@@ -187,9 +210,10 @@ def slot_statistics(
     groups, width = (num_heads, head_dim) if per_head else (1, num_heads * head_dim)
     slots = len(page_ids) * page_size
     out = {name: np.empty((slots, groups), np.float32) for name in names}
-    step = max(1, 4 * _AT_ONCE_ELEMS // max(1, tensor.descriptor.page_elems))
+    scratch = Scratch()
+    step = max(1, _AT_ONCE_ELEMS // max(1, tensor.descriptor.page_elems))
     for start in range(0, len(page_ids), step):
-        numbers = float32_pages(tensor, page_ids[start : start + step]).reshape(-1, groups, width)
+        numbers = float32_pages(tensor, page_ids[start : start + step], scratch).reshape(-1, groups, width)
         rows = slice(start * page_size, start * page_size + len(numbers))
         for name in names:
             _statistic(name, numbers, out[name][rows])

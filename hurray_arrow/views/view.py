@@ -48,10 +48,13 @@ class View(ABC):
     """
 
     NAME: ClassVar[str]
+    #: The columns that were asked for.
+    schema: pa.Schema
 
     def __init__(self, selection: Selection, *, columns: Iterable[str] | None = None) -> None:
         self.selection = selection
         self.columns = self._chosen(columns)
+        self.schema = self._schema()
 
     @property
     @abstractmethod
@@ -62,12 +65,6 @@ class View(ABC):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Make the batches, each of some MiB at most (or of one row)."""
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that were asked for."""
-        full = self.full_schema
-        return pa.schema([full.field(name) for name in self.columns])
-
     def reader(self) -> pa.RecordBatchReader:
         """Return a reader over the batches from the beginning."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches())
@@ -76,6 +73,7 @@ class View(ABC):
         """Return the same view with these columns."""
         made = copy.copy(self)
         made.columns = self._chosen(columns)
+        made.schema = made._schema()  # noqa: SLF001  of the same class
         return made
 
     def narrowed(self, *, entries: Iterable[int] | None = None, places: Places | None = None) -> Self:
@@ -101,13 +99,16 @@ class View(ABC):
             raise ValueError(f"{self.NAME}: columns {list(chosen)}, expected some of {names}, each once")
         return chosen
 
+    def _schema(self) -> pa.Schema:
+        full = self.full_schema
+        return pa.schema([full.field(name) for name in self.columns])
+
     def _wants(self, names: Iterable[str]) -> bool:
         return not set(names).isdisjoint(self.columns)
 
     def _batch(self, makers: Makers) -> pa.RecordBatch:
-        schema = self.schema
-        arrays = [_array(makers[field.name](), field.type) for field in schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        arrays = [_array(makers[field.name](), field.type) for field in self.schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 def key_makers(entry: Entry, num_rows: int) -> dict[str, Callable[[], pa.Array]]:
