@@ -5,9 +5,9 @@ which maps it: :func:`receive`. :func:`allocate` lays the same memory out first,
 straight into it. :func:`publish_file` is for systems without memory files: a file that its owner removes.
 """
 
-from hurray_arrow.share.fill import Allocation, allocate, tensor_spec
-from hurray_arrow.share.named import NamedSnapshot, is_stale, publish_file, remove_stale
-from hurray_arrow.share.sealed import SealedSnapshot, open_sealed, publish, receive
+from hurray_arrow.share.allocation import Allocation, allocate, tensor_spec
+from hurray_arrow.share.named_snapshot import NamedSnapshot, is_stale, publish_file, remove_stale
+from hurray_arrow.share.sealed_snapshot import SealedSnapshot, open_sealed, publish, receive
 
 __all__ = [
     "Allocation",

@@ -128,7 +128,7 @@ say(os.path.exists(named.path) and not share.is_stale(named.path))
 
 def test_half_of_one_never_opens_and_is_recognised(tmp_path):
     program = """
-import hurray_arrow.share.named as named
+import hurray_arrow.share.named_snapshot as named
 from hurray_arrow.arrow import SchemaPlan
 tensors = contents.tensors()
 output = named._OwnedFile(named.Path(sys.argv[2]) / "hurray-0123456789abcdef.arrow", mode=0o600)

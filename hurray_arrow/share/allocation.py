@@ -25,7 +25,7 @@ from hurray_arrow.errors import SnapshotError
 from hurray_arrow.intake import shape_pool
 from hurray_arrow.mappings import FileMapping
 from hurray_arrow.share.memory_file import MemoryFile
-from hurray_arrow.share.sealed import SealedSnapshot
+from hurray_arrow.share.sealed_snapshot import SealedSnapshot
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, tensor_checksums, xxh3_hex
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.placed import PlacedTensor
