@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +32,8 @@ from hurray_arrow.snapshot.tail import Tail
 MAX_SMALL_BYTES = 1 << 30
 #: What the small columns of a row of pages may decompress to, its checksums aside.
 _FREE_BYTES = 1 << 16
+#: Stored rows that are fetched at once; two windows are in memory.
+_WINDOW_BYTES = 64 << 20
 
 
 class ArchiveIndexedRows(IndexedRows):
@@ -51,19 +53,23 @@ class ArchiveIndexedRows(IndexedRows):
     def rows_of(self, tensor_index: int) -> list[Row]:
         """Return a tensor as one row, its pages joined; see :meth:`IndexedRows.rows_of`."""
         places = self._places[tensor_index]
-        first = self.tables_row_of(tensor_index)
+        windows = _windows(places)
+        stored = self._stored_many(windows[0])
+        first = self._first_row(places[0], stored[0])
         if len(places) == 1:
             return [first]
         page_bytes = self._page_bytes(first, places)
         pool = aligned_empty(sum(place.num_pages for place in places) * page_bytes)
-        jobs = [
-            self._pool.submit(
-                self._pages_row,
-                place,
-                pool[place.page_offset * page_bytes : (place.page_offset + place.num_pages) * page_bytes],
-            )
-            for place in places[1:]
-        ]
+        jobs: list[Future[Row]] = []
+        for number, window in enumerate(windows):
+            if number:
+                stored = self._stored_many(window)
+            # One window is decoded while the next one comes.
+            wait(jobs)
+            for place, buffer in zip(window, stored, strict=True):
+                if place is not places[0]:
+                    pages = pool[place.page_offset * page_bytes : (place.page_offset + place.num_pages) * page_bytes]
+                    jobs.append(self._pool.submit(self._pages_row, place, pages, buffer))
         rows = [job.result() for job in jobs]
         stored = [row.page_checksums for row in rows if row.page_checksums is not None]
         merged = replace(
@@ -83,7 +89,7 @@ class ArchiveIndexedRows(IndexedRows):
     def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
         """Return tensors' first rows; see :meth:`IndexedRows.rows_without_pages`."""
         places = [self._places[tensor_index][0] for tensor_index in tensor_indexes]
-        stored = self.source.read_many([(place.offset, place.block.end - place.offset) for place in places])
+        stored = self._stored_many(places)
         partials = []
         for place, buffer in zip(places, stored, strict=True):
             first = self._first_row(place, buffer)
@@ -117,13 +123,15 @@ class ArchiveIndexedRows(IndexedRows):
             if problems:
                 raise SnapshotCorruptError(problems, url=self.source.url)
 
+    def _stored_many(self, places: Sequence[IndexRow]) -> list[pa.Buffer]:
+        return self.source.read_many([(place.offset, place.block.end - place.offset) for place in places])
+
     def _first_row(self, place: IndexRow, stored: pa.Buffer) -> Row:
         row = Row.read(self._batch_of(place, stored), 0)
         check_place(row, place, ("layer_index", "layer_name"))
         return row
 
-    def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8], stored: pa.Buffer | None = None) -> Row:
-        stored = self._stored(place) if stored is None else stored
+    def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8], stored: pa.Buffer) -> Row:
         row = Row.read(self._batch_of(place, stored), 0, destination=destination)
         check_place(row, place)
         return row
@@ -172,3 +180,17 @@ def _most_page_bytes(place: IndexRow) -> int:
     widest = PageClass("complex128", 128, place.page_shape).page_bytes or 0
     rows_bytes = max(MAX_ROW_BYTES, widest) if place.num_pages else 0
     return max(rows_bytes, 8 * place.num_pages) + _FREE_BYTES
+
+
+def _windows(places: Sequence[IndexRow]) -> list[list[IndexRow]]:
+    """Cut rows into runs of about :data:`_WINDOW_BYTES`."""
+    windows: list[list[IndexRow]] = [[]]
+    size = 0
+    for place in places:
+        row_bytes = place.block.end - place.offset
+        if windows[-1] and size + row_bytes > _WINDOW_BYTES:
+            windows.append([])
+            size = 0
+        windows[-1].append(place)
+        size += row_bytes
+    return windows

@@ -49,6 +49,10 @@ class RowProvider(Protocol):
     def tables_row_of(self, tensor_index: int) -> Row:
         """Return the row that has a tensor's tables; its pages may be left out."""
 
+    @property
+    def checks_rows(self) -> bool:
+        """Whether a row is hashed whenever it is read."""
+
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Say what the hashes find in the rows of a tensor, page values aside."""
 

@@ -87,6 +87,9 @@ class RecoveredRows:
         """Return a tensor's first row, which has its tables."""
         return self._rows[tensor_index][0]
 
+    #: There is nothing to check them by.
+    checks_rows = False
+
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Return nothing: the row hashes are gone."""
         del tensor_index

@@ -166,7 +166,7 @@ class RemoteRange:
             whole, view = _allocate(start, self.size - start)
             missing = self._tail_start - start
             self._fill([(start, view[:missing])])
-            view[missing:] = memoryview(self._tail)
+            view[missing:] = memoryview(self._tail).cast("B")
             self._tail_start, self._tail = start, whole
 
     def close(self) -> None:

@@ -118,6 +118,11 @@ class IndexedRows(ABC):
     def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
         """Put one piece, read from ``offset``, into the tensor's memory."""
 
+    @property
+    def checks_rows(self) -> bool:
+        """Whether a row is hashed whenever it is read."""
+        return not self._trusted
+
     def damage_of(self, tensor_index: int) -> list[Problem]:
         """Return what the row hashes say, page values aside."""
         return [problem for place in self._places[tensor_index] for problem in self._damage(place, self._stored(place))]

@@ -31,9 +31,9 @@ TRIES = 3
 BACKOFF_SECONDS = (0.2, 0.8)
 #: With bounds that an option cannot lower.
 _RETRY_THEMSELVES = {"gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem", "obstore.fsspec.FsspecStore"}
-#: s3fs and botocore each retry five times, one inside the other: 25 requests and 40 seconds for one range.
-_S3_OPTIONS: Mapping[str, Any] = {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 1}}}
-_S3_RETRIES = 2
+#: s3fs and botocore each try five times, one inside the other: 25 requests and 40 seconds for one range. Ours will do.
+_S3_OPTIONS: Mapping[str, Any] = {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 0}}}
+_S3_RETRIES = 1
 
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 #: obstore's errors say what they are by their names.

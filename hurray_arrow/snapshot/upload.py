@@ -198,7 +198,7 @@ class RemoteFile:
     def _size_of_part(self, number: int) -> int:
         """Return how large a part is to be: as expected, and growing, so that any number of bytes fits."""
         step = self._object.MIN_PART_BYTES
-        expected = -(-self._expected_bytes * 10 // (9 * self._object.MAX_PARTS) // step) * step
+        expected = -(-self._expected_bytes * 100 // (97 * self._object.MAX_PARTS) // step) * step
         grown = step << min((number - 1) // _PARTS_OF_A_SIZE, 32) if self._object.GROWING_PARTS else step
         return int(min(max(step, expected, grown), max(_MAX_PART_BYTES, expected)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 
 import fsspec
 import pytest
@@ -20,6 +21,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "/stores/" in str(item.path):
             item.add_marker(pytest.mark.stores)
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Azure's library try again at once; it would wait for 15 seconds."""
+    from azure.storage.blob._shared.policies_async import ExponentialRetry
+
+    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda _self, _settings: 0.1)
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +61,7 @@ def obstore_server(s3_server: Store) -> Store:
         region="us-east-1",
         virtual_hosted_style_request=False,
         client_options={"allow_http": True},
-        retry_config={"max_retries": 2, "retry_timeout": __import__("datetime").timedelta(seconds=5)},
+        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=5)},
     )
     return Store("obstore", f"s3://{BUCKET}", s3_server.proxy, filesystem=filesystem, process=s3_server.process)
 

@@ -69,13 +69,34 @@ class InTurn:
 Fault = Answer | Cut | Reset | InTurn | None
 
 
+def always(fault: Fault) -> Callable[[Request], Fault]:
+    """Break every request in the same way."""
+
+    def give(request: Request) -> Fault:
+        del request
+        return fault
+
+    return give
+
+
+def first(*faults: Fault) -> Callable[[Request], Fault]:
+    """Break the first requests, each in its way."""
+    left = iter(faults)
+
+    def give(request: Request) -> Fault:
+        del request
+        return next(left, None)
+
+    return give
+
+
 class Proxy:
     """The proxy; ``fault`` is asked about every request before it goes on."""
 
     def __init__(self, port: int = 0) -> None:
         self.upstream: tuple[str, int] = ("127.0.0.1", 0)
         self.requests: list[Request] = []
-        self.fault: Callable[[Request], Fault] = lambda request: None
+        self.fault: Callable[[Request], Fault] = always(None)
         self._lock = threading.Lock()
         proxy = self
 
@@ -93,7 +114,7 @@ class Proxy:
 
     def reset(self) -> None:
         """Forget what was counted, and break nothing."""
-        self.fault = lambda request: None
+        self.fault = always(None)
         with self._lock:
             self.requests = []
 

@@ -22,7 +22,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ class Store:
         return data
 
     def replace(self, url: str, data: bytes) -> None:
-        self.raw.pipe_file(url, data)
+        with warnings.catch_warnings():
+            # The libraries send it as bytes, of which aiohttp warns.
+            warnings.simplefilter("ignore", ResourceWarning)
+            self.raw.pipe_file(url, data)
         self.raw.invalidate_cache()
 
 
@@ -109,7 +113,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, *, a
         if process.poll() is not None:
             raise NoServerError(f"{process.args!r:.80} ended: {log.read_text()[-2000:]}")
         try:
-            urllib.request.urlopen(url, timeout=2).close()
+            urllib.request.urlopen(url, timeout=2).close()  # noqa: S310 - loopback, http
         except urllib.error.HTTPError as error:
             error.close()
             if any_answer:
@@ -258,7 +262,8 @@ class RangeServer:
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.takes_ranges = self.gives_etags = True
-        self.require: Callable[[str], int] = lambda path: 200
+        #: The status that a path is answered with, where it is not found out.
+        self.statuses: dict[str, int] = {}
         served = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -270,7 +275,7 @@ class RangeServer:
             def do_GET(self) -> None:
                 served._answer(self)
 
-            do_HEAD = do_GET
+            do_HEAD = do_GET  # noqa: N815 - http.server's name
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -287,7 +292,7 @@ class RangeServer:
     def _answer(self, handler: Any) -> None:
         path = handler.path.partition("?")[0]
         data = self.files.get(path)
-        status, headers, body = self.require(path), {}, b""
+        status, headers, body = self.statuses.get(path, 200), {}, b""
         if data is None:
             status = 404
         elif status == 200:

@@ -25,6 +25,12 @@ class OwnError(Exception):
     """What a caller's own code raises."""
 
 
+def write_and_fail(writer, some):
+    for tensor in some:
+        writer.write(tensor)
+    raise OwnError
+
+
 def is_completion(request) -> bool:
     """Say whether a request is the one that makes an object visible."""
     target = request.target
@@ -34,24 +40,25 @@ def is_completion(request) -> bool:
     return request.method == "PUT" and "partNumber=" not in target and "comp=block&" not in f"{target}&"
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("there_was_one", [False, True])
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_an_exception_in_the_body_publishes_nothing(store, layers, there_was_one, small_parts):
+def test_an_exception_in_the_body_publishes_nothing(store, layers, there_was_one):
     url = store.unique()
     if there_was_one:
         store.replace(url, OLD)
     some = tensors(layers=layers)
-    with pytest.raises(OwnError), SnapshotWriter(url, plan=SchemaPlan.of(some), overwrite=True, **store.how) as writer:
-        for tensor in some:
-            writer.write(tensor)
-        raise OwnError
+    writer = SnapshotWriter(url, plan=SchemaPlan.of(some), overwrite=True, **store.how)
+    with pytest.raises(OwnError), writer:
+        write_and_fail(writer, some)
     assert store.bytes_of(url) == (OLD if there_was_one else None)
     assert left_over(store, url) == []
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_a_forgotten_writer_publishes_nothing(store, small_parts):
+def test_a_forgotten_writer_publishes_nothing(store):
     url = store.unique()
     store.replace(url, OLD)
     some = tensors(layers=4)
@@ -63,8 +70,9 @@ def test_a_forgotten_writer_publishes_nothing(store, small_parts):
     assert store.bytes_of(url) == OLD
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_an_existing_object_is_refused_before_anything_is_sent(store, small_parts):
+def test_an_existing_object_is_refused_before_anything_is_sent(store):
     url = store.unique()
     store.replace(url, OLD)
     store.proxy.reset()
@@ -74,9 +82,10 @@ def test_an_existing_object_is_refused_before_anything_is_sent(store, small_part
     assert store.bytes_of(url) == OLD
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_a_name_that_is_taken_meanwhile_is_not_replaced(store, layers, small_parts):
+def test_a_name_that_is_taken_meanwhile_is_not_replaced(store, layers):
     url, some = store.unique(), tensors(layers=layers)
     writer = SnapshotWriter(url, plan=SchemaPlan.of(some), **store.how)
     for tensor in some:
@@ -88,13 +97,14 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(store, layers, small_par
     assert left_over(store, url) == []
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize(
     ("store", "layers"),
-    # fake-gcs-server ignores the condition on resumable uploads, and obstore has none for parts: what is small is proven.
+    # fake-gcs-server ignores the condition on resumable uploads, and obstore has none for parts.
     [("s3", 1), ("s3", 4), ("azure", 1), ("azure", 4), ("gcs", 1), ("obstore", 1)],
     indirect=["store"],
 )
-def test_of_two_racing_creators_one_wins(store, layers, small_parts):
+def test_of_two_racing_creators_one_wins(store, layers):
     """Both have seen that there is nothing, and say that they are done; SeaweedFS needs to hear it in turn."""
     url, made = store.unique(), [tensors(layers=layers, seed=seed) for seed in (0, 100)]
     both, turn = threading.Barrier(2, timeout=60), threading.Lock()
@@ -181,8 +191,9 @@ def test_a_killed_writer_leaves_the_old_object_or_the_new_one(store, moment):
         assert store.bytes_of(url) == OLD
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", REMOTE, indirect=True)
-def test_a_part_that_is_refused_for_good_publishes_nothing(store, small_parts):
+def test_a_part_that_is_refused_for_good_publishes_nothing(store):
     url = store.unique()
     store.replace(url, OLD)
     store.proxy.fault = lambda request: Answer(400, b"no") if request.is_part else None
@@ -195,8 +206,9 @@ def test_a_part_that_is_refused_for_good_publishes_nothing(store, small_parts):
     assert left_over(store, url) == []
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", REMOTE, indirect=True)
-def test_a_part_that_fails_once_is_sent_again(store, small_parts):
+def test_a_part_that_fails_once_is_sent_again(store):
     url, some = store.unique(), tensors(layers=4)
     failures = iter([Answer(503, b"<Error><Code>SlowDown</Code></Error>"), Reset()])
     store.proxy.fault = lambda request: next(failures, None) if request.is_part else None
@@ -206,9 +218,10 @@ def test_a_part_that_fails_once_is_sent_again(store, small_parts):
         check_same(snapshot, some)
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("store", ["s3", "azure"], indirect=True)
-def test_a_lost_answer_to_the_last_request_is_no_failure(store, layers, small_parts):
+def test_a_lost_answer_to_the_last_request_is_no_failure(store, layers):
     """The store has the object; the next try finds the name taken, by us."""
     url, some = store.unique(), tensors(layers=layers)
     lost = iter([Reset(forward=True)])
@@ -245,7 +258,8 @@ def test_a_size_that_is_not_what_was_written_is_an_error(store):
         write_snapshot(url, tensors(layers=1), overwrite=True, **store.how)
 
 
-def test_a_server_that_dies_in_the_middle(small_parts):
+@pytest.mark.usefixtures("small_parts")
+def test_a_server_that_dies_in_the_middle():
     with s3_store() as store:
         url, parts = store.unique(), []
 
@@ -271,8 +285,9 @@ def test_a_bucket_that_is_not_there(store):
         write_snapshot(url, tensors(layers=1), **store.how)
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
-def test_parts_are_sent_at_the_same_time_from_few_buffers(store, small_parts, monkeypatch):
+def test_parts_are_sent_at_the_same_time_from_few_buffers(store, monkeypatch):
     """While one part is held back others arrive, and no more are held than the bound says."""
     from hurray_arrow.snapshot import upload
 

@@ -14,9 +14,10 @@ from tests.stores.conftest import WRITABLE
 from tests.stores.samples import as_bytes, check_same, tensors
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("profile", ["share", "archive"])
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_what_is_written_comes_back(store, profile, small_parts):
+def test_what_is_written_comes_back(store, profile):
     url, some = store.unique(), tensors()
     write_snapshot(url, some, profile=profile, **store.how)
     with open_snapshot(url, **store.how) as snapshot:
@@ -25,8 +26,9 @@ def test_what_is_written_comes_back(store, profile, small_parts):
         check_same(snapshot, some)
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
-def test_the_object_is_the_file(store, tmp_path, small_parts):
+def test_the_object_is_the_file(store, tmp_path):
     """Not a bit differs, wherever a part ends, and a small one comes in one piece."""
     metadata = {"id": "7d2f9a52-0b9e-4c53-9c43-3f6d5b1f8e11", "created": "2025-01-02T03:04:05Z"}
     for layers in (1, 3):
@@ -54,8 +56,9 @@ def test_a_filesystem_object_serves_as_well_as_a_url(store):
         check_same(snapshot, some)
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("store", ["s3"], indirect=True)
-def test_one_tensor_after_another(store, small_parts):
+def test_one_tensor_after_another(store):
     """What a caller does with its buffers after write() does not change what is sent later."""
     url, some = store.unique(), tensors()
     with SnapshotWriter(url, plan=SchemaPlan.of(some), **store.how) as writer:
@@ -91,12 +94,12 @@ def test_a_cache_gives_out_its_copy_mapped(store, tmp_path):
     if store.kind == "memory":
         how = {"storage_options": {"simplecache": {"cache_storage": str(tmp_path)}}}
     write_snapshot(f"simplecache::{url}", some, **how)
-    assert os.listdir(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     for _ in range(2):
         with open_snapshot(f"simplecache::{url}", **how) as snapshot:
             assert snapshot._rows.source.is_mapped
             check_same(snapshot, some)
-    assert len(os.listdir(tmp_path)) == 1
+    assert len(list(tmp_path.iterdir())) == 1
     other = tensors(layers=1, seed=5)
     write_snapshot(f"simplecache::{url}", other, overwrite=True, **how)
     with open_snapshot(f"simplecache::{url}", **how) as snapshot:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from hurray_arrow.errors import SnapshotChangedError
+from hurray_arrow.errors import SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Filler, Part, Piece, StoreObject, Version
 from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, Place, TruncatedBodyError, is_transient, translated
 
@@ -56,11 +56,18 @@ class GenericObject(StoreObject):
 
     def fetch(self, pieces: Sequence[Piece]) -> None:
         """Fill memory with ranges; see :meth:`StoreObject.fetch`."""
-        for first in range(0, len(pieces), IN_FLIGHT):
-            window = pieces[first : first + IN_FLIGHT]
-            ranges = f"bytes [{window[0][0]}, {window[-1][0] + len(window[-1][1])})"
-            self._tried(self._fetch, window, doing=ranges, pinned=True)
-        # What was read before the object changed, or at the very moment, is not told apart: all of it is refused.
+        try:
+            for first in range(0, len(pieces), IN_FLIGHT):
+                window = pieces[first : first + IN_FLIGHT]
+                ranges = f"bytes [{window[0][0]}, {window[-1][0] + len(window[-1][1])})"
+                self._tried(self._fetch, window, doing=ranges, pinned=True)
+        except SnapshotError:
+            self._check_unchanged()
+            raise
+        # What was read before the object changed, or at that very moment, is not told apart: all of it is refused.
+        self._check_unchanged()
+
+    def _check_unchanged(self) -> None:
         now = self._tried(self._version, doing="size and identity")
         if now != self._pinned:
             message = f"it is {now} now and was {self._pinned} when it was opened"

@@ -1,0 +1,201 @@
+"""Where URLs lead, what stores' exceptions mean, and how large parts are; no server needed."""
+
+from __future__ import annotations
+
+import sys
+
+import fsspec
+import pytest
+import s3fs
+
+from hurray_arrow import (
+    MissingDependencyError,
+    SnapshotChangedError,
+    SnapshotError,
+    UnsupportedError,
+    open_snapshot,
+    write_snapshot,
+)
+from hurray_arrow.snapshot import stores
+from hurray_arrow.snapshot.objects.gcs import GcsObject
+from hurray_arrow.snapshot.objects.store_object import AsyncObject
+from hurray_arrow.snapshot.stores import TruncatedBodyError, is_transient, locate, shown, status_of, translated
+from hurray_arrow.snapshot.upload import _BUFFERS_BYTES, RemoteFile
+from tests.sample import make_tensor
+
+TIB = 1 << 40
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [
+        ("s3://b/k", "s3fs", "s3"),
+        ("s3a://b/k", "s3fs", "s3"),
+        ("gs://b/k", "gcsfs", "gcs"),
+        ("abfs://b/k", "adlfs", "azure"),
+        ("az://b/k", "adlfs", "azure"),
+        ("https://h/k", "fsspec.implementations.http", "http"),
+        ("simplecache::s3://b/k", "s3fs", "s3"),
+    ],
+)
+def test_a_missing_backend_names_the_extra(monkeypatch, url, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    protocol = url.rpartition("::")[2].partition("://")[0]
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, protocol, raising=False)
+    for use in (lambda: open_snapshot(url), lambda: write_snapshot(url, [make_tensor()])):
+        with pytest.raises(MissingDependencyError) as caught:
+            use()
+        assert caught.value.extra == extra
+
+
+def test_local_paths_stay_local(tmp_path):
+    for path in (tmp_path / "x", str(tmp_path / "x"), f"file://{tmp_path}/x", f"local://{tmp_path}/x"):
+        assert locate(path) == str(tmp_path / "x")
+    assert locate(str(tmp_path / "x"), filesystem=fsspec.filesystem("file")) == str(tmp_path / "x")
+
+
+def test_what_cannot_be_meant():
+    with pytest.raises(ValueError, match="takes no storage_options"):
+        locate("x.arrow", storage_options={"key": "k"})
+    with pytest.raises(ValueError, match="storage_options belong"):
+        locate("x.arrow", storage_options={"key": "k"}, filesystem=fsspec.filesystem("memory"))
+    with pytest.raises(ValueError, match="nosuch"):
+        locate("nosuch://b/k")
+    asynchronous = fsspec.filesystem("http", asynchronous=True, skip_instance_cache=True)
+    with pytest.raises(ValueError, match="asynchronous"):
+        locate("http://h/k", filesystem=asynchronous)
+
+
+def test_http_is_not_written():
+    with pytest.raises(UnsupportedError):
+        write_snapshot("https://host.invalid/x.arrow", [make_tensor()])
+
+
+def test_secrets_are_not_shown():
+    assert shown("sftp://user:hunter2@host/x") == "sftp://user:***@host/x"
+    assert shown("simplecache::https://host/x?sig=hunter2") == "simplecache::https://host/x?…"
+    assert shown("s3://bucket/x") == "s3://bucket/x"
+    error = ValueError("HEAD https://host/x?sig=hunter2 failed\nwith a page of text")
+    assert "hunter2" not in str(translated(error, url="u", doing="d"))
+    assert "page" not in str(translated(error, url="u", doing="d"))
+
+
+class HttpError(Exception):
+    """As gcsfs and aiohttp make them: no OSError, and a status somewhere."""
+
+    def __init__(self, **attributes):
+        super().__init__("said the store")
+        vars(self).update(attributes)
+
+
+def boto(status):
+    error = OSError(22, "translated")
+    error.__cause__ = HttpError(response={"ResponseMetadata": {"HTTPStatusCode": status}})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (HttpError(status=503), 503),
+        (HttpError(status_code=404), 404),
+        (HttpError(code="429"), 429),
+        (HttpError(response=object()), None),
+        (boto(412), 412),
+        (OSError("Forbidden: https://…"), 403),
+        (type("PreconditionError", (Exception,), {})(), 412),
+        (ConnectionResetError(), None),
+    ],
+)
+def test_the_status_is_found(error, status):
+    assert status_of(error) == status
+
+
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (HttpError(status=503), True),
+        (HttpError(status=429), True),
+        (HttpError(status=400), False),
+        (boto(500), True),
+        (boto(416), False),
+        (ConnectionResetError(), True),
+        (TimeoutError(), True),
+        (HttpError(), True),
+        (TruncatedBodyError(), True),
+        (FileNotFoundError(), False),
+        (PermissionError(), False),
+        (ValueError(), False),
+        (SnapshotError("x"), False),
+        (KeyboardInterrupt(), False),
+    ],
+)
+def test_what_may_go_well_a_moment_later(error, transient):
+    assert is_transient(error) is transient
+
+
+@pytest.mark.parametrize(
+    ("error", "how", "kind"),
+    [
+        (HttpError(status=404), {}, FileNotFoundError),
+        (FileNotFoundError(), {}, FileNotFoundError),
+        (HttpError(status=404), {"pinned": True}, SnapshotChangedError),
+        (HttpError(status=403), {}, PermissionError),
+        (HttpError(status=401), {}, PermissionError),
+        (boto(412), {"pinned": True}, SnapshotChangedError),
+        (FileExistsError(), {"pinned": True}, SnapshotChangedError),
+        (boto(412), {"creating": True}, FileExistsError),
+        (HttpError(status_code=409), {"creating": True}, FileExistsError),
+        (IsADirectoryError(), {}, IsADirectoryError),
+        (HttpError(status=500), {}, SnapshotError),
+        (ConnectionResetError(), {}, SnapshotError),
+    ],
+)
+def test_errors_are_mapped(error, how, kind):
+    found = translated(error, url="s3://b/k", doing="bytes [3, 7)", **how)
+    assert type(found) is kind
+    assert "s3://b/k" in str(found)
+    if kind is SnapshotError:
+        assert "bytes [3, 7)" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "is_known"),
+    [
+        (1, True),
+        (80 << 30, True),
+        (5 * TIB, True),
+        (50 * 10**12, True),
+        (1, False),
+        (80 << 30, False),
+        (5 * TIB, False),
+    ],
+)
+@pytest.mark.parametrize("kind", [AsyncObject, GcsObject])
+def test_parts_of_any_snapshot_fit_the_stores_limits(kind, total_bytes, is_known):
+    """10,000 parts of at most 5 GiB on S3, and small snapshots in small parts; GCS wants multiples of 256 KiB."""
+    file = RemoteFile.__new__(RemoteFile)
+    file._object = kind
+    file._expected_bytes = total_bytes if is_known else 0
+    sent = parts = 0
+    while sent < total_bytes:
+        parts += 1
+        size = file._size_of_part(parts)
+        assert size % (256 << 10) == 0
+        assert 5 << 20 <= size <= 5 << 30
+        # Memory: what is under way, or one part and the one that is being filled.
+        assert size <= max(_BUFFERS_BYTES, total_bytes // 500)
+        sent += size
+        if kind is GcsObject and parts > 20_000:
+            return
+    assert parts <= kind.MAX_PARTS
+
+
+def test_our_filesystem_does_not_retry_what_we_retry():
+    place = locate("s3://b/k", storage_options={"key": "k", "secret": "s", "config_kwargs": {"read_timeout": 3}})
+    assert isinstance(place.filesystem, s3fs.S3FileSystem)
+    assert place.filesystem.config_kwargs == {"retries": {"max_attempts": 0}, "read_timeout": 3}
+    assert (place.filesystem.retries, place.tries) == (1, stores.TRIES)
+    own = s3fs.S3FileSystem(key="k", secret="s")  # noqa: S106 - it is none
+    given = locate("s3://b/k", filesystem=own)
+    assert (given.filesystem.retries, given.tries, given.path, given.url) == (5, 1, "b/k", "s3://b/k")
