@@ -124,7 +124,7 @@ def test_a_disk_that_takes_half_of_a_write_leaves_what_was_there(path):
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=_write_limited, args=(path, 1 << 20, sender))
     child.start()
-    assert receiver.poll(60)
+    assert receiver.poll(300)
     assert receiver.recv() == errno.EFBIG
     child.join()
     assert names(path.parent) == ["s.arrow"]
@@ -202,8 +202,10 @@ def test_a_writer_that_cannot_begin_leaves_nothing(path, monkeypatch):
     assert names(path.parent) == []
 
 
-def _write_again_and_again(path, ready):
+def _write_again_and_again(path, ready, *, first_whole):
     tensors = [make_tensor(seed=seed, layer_index=seed, num_pages=50) for seed in range(9)]
+    if first_whole:
+        write_snapshot(path, tensors, overwrite=True)
     ready.set()
     while True:
         write_snapshot(path, tensors, overwrite=True)
@@ -214,28 +216,28 @@ def test_kill_9_at_any_moment_leaves_a_whole_snapshot(path):
     write_snapshot(path, OLD)
     context = multiprocessing.get_context("spawn")
     rng = random.Random(17)
-    seen = set()
-    for _ in range(4):
+    seen = []
+    for first_whole in (False, False, True, True):
         ready = context.Event()
-        child = context.Process(target=_write_again_and_again, args=(path, ready))
+        child = context.Process(target=_write_again_and_again, args=(path, ready), kwargs={"first_whole": first_whole})
         child.start()
-        assert ready.wait(60)
-        for _ in range(8):
+        assert ready.wait(300)
+        for _ in range(6):
             # Stopped wherever it is, again and again: what is under the name is whole at each of these moments.
             time.sleep(rng.uniform(0, 0.12))
             os.kill(child.pid, signal.SIGSTOP)
-            seen.add(_which(path, tensors))
+            seen.append(_which(path, tensors))
             os.kill(child.pid, signal.SIGCONT)
         time.sleep(rng.uniform(0, 0.12))
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-        seen.add(_which(path, tensors))
-    assert seen <= {"old", "new"}
-    assert "new" in seen
+        seen.append(_which(path, tensors))
+    assert set(seen) <= {"old", "new"}
+    assert seen == sorted(seen, reverse=True), "old until the first one is published, and new from then on"
+    assert seen[-1] == "new"
     # Killed writers leave their hidden temporary files and nothing else.
-    assert all(
-        name == "s.arrow" or (name.startswith(".s.arrow.") and name.endswith(".tmp")) for name in names(path.parent)
-    )
+    others = [name for name in names(path.parent) if name != "s.arrow"]
+    assert all(name.startswith(".s.arrow.") and name.endswith(".tmp") for name in others)
 
 
 def _which(path, tensors):

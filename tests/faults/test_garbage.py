@@ -87,7 +87,7 @@ def damage_and_look(argument, share, started):
 def test_pieces_of_garbage(snapshot_path):
     content = snapshot_path.read_bytes()
     counts = sum(
-        run_cases(damage_and_look, (snapshot_path, content), range(NUM_DAMAGED), timeout_seconds=300), Counter()
+        run_cases(damage_and_look, (snapshot_path, content), range(NUM_DAMAGED), timeout_seconds=1500), Counter()
     )
     kinds = {how for how, _ in counts} - {"recovered"}
     assert len(kinds) == 7
