@@ -30,7 +30,7 @@ test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an 
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
 
 test-vllm: $(VLLM)/.test-installed  ## a real vLLM on the CPU, in an environment of its own (4 GB)
-	$(VLLM)/bin/python -m pytest -W default -m vllm tests/vllm
+	VLLM_CACHE_ROOT=$(CURDIR)/$(VLLM)/cache $(VLLM)/bin/python -m pytest -W default -m vllm tests/vllm
 
 lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff check

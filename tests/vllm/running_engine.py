@@ -19,7 +19,7 @@ os.environ |= {
     "GLOO_SOCKET_IFNAME": "lo",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
 import torch
@@ -87,6 +87,7 @@ def engine(folder: Path, **options: Any) -> Iterator[Engine]:
         enforce_eager=True,
         max_model_len=512,
         block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=64,
         async_scheduling=False,
         disable_log_stats=False,
         **options,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.running_engine import BLOCK_SIZE, engine
+import hurray_arrow as ha
+from tests.vllm.running_engine import BLOCK_SIZE, Engine, engine
 from tests.vllm.tiny_models import VOCABULARY, gemma, llama
 
 pytestmark = pytest.mark.vllm
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_connector"
-MODELS = {"full": llama, "windows": gemma}
+#: Model, type of its cache, tokens of its window.
+MODELS = {"full": (llama, "float32", None), "windows": (gemma, "float32", 70)}
 PROMPT = [(7 * place + place * place) % VOCABULARY for place in range(5 * BLOCK_SIZE + 13)]
 #: Shares four blocks and a half with it.
 OTHER = PROMPT[: 4 * BLOCK_SIZE + 16] + [(3 * place + 2) % VOCABULARY for place in range(50)]
+#: Shares two blocks with it.
+SHORT = PROMPT[: 2 * BLOCK_SIZE] + [(13 * place + 9) % VOCABULARY for place in range(40)]
+DAMAGED = [(17 * place + 4) % VOCABULARY for place in range(3 * BLOCK_SIZE + 5)]
 MAX_TOKENS = 30
 
 
@@ -27,10 +33,12 @@ def _on_path():
     sys.path.remove(str(EXAMPLE))
 
 
-def connected(model, folder, *, revision="seed 11", **more):
-    """Give an engine with the connector, as the README starts one."""
+def connected(model, dtype, folder):
+    """Give an engine with the connector, as the README starts one; its prompts are computed in chunks of two blocks."""
     return engine(
         model,
+        dtype=dtype,
+        max_num_batched_tokens=2 * BLOCK_SIZE,
         kv_transfer_config={
             "kv_connector": "SnapshotConnector",
             "kv_connector_module_path": "vllm_connector",
@@ -39,43 +47,104 @@ def connected(model, folder, *, revision="seed 11", **more):
             "kv_connector_extra_config": {
                 "layout": "BHNC-cpu",
                 "folder": str(folder),
-                "model": {"name": "tiny", "revision": revision},
+                "model": {"name": "tiny", "revision": "seed 11"},
             },
         },
-        **more,
     )
 
 
+def answer(running: Engine, prompt, tenant):
+    output = running.generate(prompt, MAX_TOKENS, cache_salt=tenant)
+    return list(output.outputs[0].token_ids), output.num_cached_tokens
+
+
 def loaded_tokens(running):
-    """What the engine's own metrics say: tokens that came from outside, of those that it asked for."""
-    values = {metric.name: metric for metric in running.llm.get_metrics()}
-    return values["vllm:external_prefix_cache_hits"].value, values["vllm:external_prefix_cache_queries"].value
+    """Tokens that came from outside, as the engine's own metrics count them."""
+    [found] = [metric for metric in running.llm.get_metrics() if metric.name == "vllm:external_prefix_cache_hits"]
+    return found.value
+
+
+def with_tokens(folder, token_ids):
+    """Find the snapshot of a prompt."""
+    for path in folder.glob("*.arrow"):
+        with ha.open_snapshot(path) as snapshot:
+            if snapshot.group_tables(0).sequences.token_ids[0].tolist() == token_ids:
+                return path
+    raise AssertionError("no snapshot has these tokens")
+
+
+@dataclass
+class Saved:
+    model: Path
+    dtype: str
+    window: int | None
+    folder: Path
+    answers: dict[str, list[int]]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def saved(request, tmp_path_factory):
-    model = MODELS[request.param](tmp_path_factory.mktemp("model"))
-    folder = tmp_path_factory.mktemp("snapshots")
-    with engine(model) as plain:
-        expected = {name: plain.generate(ids, MAX_TOKENS).outputs[0].token_ids for name, ids in prompts()}
-    with connected(model, folder) as running:
-        output = running.generate(PROMPT, MAX_TOKENS)
-        assert output.outputs[0].token_ids == expected["the same"]
-        assert output.num_cached_tokens == 0
-        assert loaded_tokens(running) == (0, len(PROMPT))
-    return request.param, model, folder, expected
+    """What the first engine answers, and what it leaves in the folder. Whoever is "x" must not help anybody else."""
+    make, dtype, window = MODELS[request.param]
+    model, folder = make(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("snapshots")
+    with connected(model, dtype, folder) as running:
+        answers = {}
+        for name, prompt, tenant in (
+            ("other", OTHER, "x"),
+            ("short", SHORT, "y"),
+            ("prompt", PROMPT, None),
+            ("damaged", DAMAGED, None),
+        ):
+            answers[name], cached = answer(running, prompt, tenant)
+            assert cached == 0
+        assert loaded_tokens(running) == 0
+    return Saved(model, dtype, window, folder, answers)
 
 
-def prompts():
-    return [("the same", PROMPT), ("another", OTHER)]
+def test_what_was_saved_is_whole_and_says_whose_it_is(saved):
+    assert len(list(saved.folder.glob("*.arrow"))) == 4
+    with ha.open_snapshot(with_tokens(saved.folder, OTHER), expect={"model.revision": "seed 11"}) as snapshot:
+        assert snapshot.verify().unverified == ()
+        assert snapshot.match_prefix(OTHER, tenant="x").num_tokens == len(OTHER)
+        assert snapshot.match_prefix(OTHER).num_tokens == 0
+        assert snapshot.metadata["engine"]["version"].startswith("0.32")
+        windows = {group.get("window_tokens") for group in snapshot.metadata["groups"]}
+        first = {int(tensor.positions(0)[0]) for tensor in snapshot.iter_tensors(kv_role="key")}
+    # The last chunk begins at 128: a window of 70 looks back to token 59, so one block of 32 is gone.
+    assert (windows, first) == (({None, 70}, {0, 32}) if saved.window else ({None}, {0}))
 
 
 def test_a_fresh_engine_loads_what_is_stored_and_goes_on_with_the_same_tokens(saved):
-    _, model, folder, expected = saved
-    assert len(set(expected["the same"])) > 5
-    with connected(model, folder) as fresh:
-        output = fresh.generate(PROMPT, MAX_TOKENS)
-        assert output.num_cached_tokens == 5 * BLOCK_SIZE
-        assert output.outputs[0].token_ids == expected["the same"]
-        assert loaded_tokens(fresh) == (5 * BLOCK_SIZE, len(PROMPT))
-    assert len(list(folder.glob("*.arrow"))) == 1
+    assert all(len(set(tokens)) > 5 for tokens in saved.answers.values())
+    with ha.open_snapshot(with_tokens(saved.folder, PROMPT)) as snapshot:
+        metadata = {**snapshot.metadata, "model": {**snapshot.metadata["model"], "revision": "seed 12"}}
+        alien = saved.folder / "another_revision.arrow"
+        ha.write_snapshot(alien, snapshot.iter_tensors(), metadata=metadata)
+    flip_a_byte(with_tokens(saved.folder, DAMAGED))
+    with connected(saved.model, saved.dtype, saved.folder) as fresh:
+        # A window's keys are only there behind the prompt's beginning, so two blocks alone do not help.
+        expected = 0 if saved.window else 2 * BLOCK_SIZE
+        assert answer(fresh, SHORT, None) == (saved.answers["short"], expected)
+        loaded = expected
+        fresh.llm.reset_prefix_cache()
+        assert answer(fresh, OTHER, None) == (saved.answers["other"], 4 * BLOCK_SIZE)
+        loaded += 4 * BLOCK_SIZE
+        assert loaded_tokens(fresh) == loaded
+        # Four blocks are in the engine by now; the fifth comes from the snapshot.
+        assert answer(fresh, PROMPT, None) == (saved.answers["prompt"], 5 * BLOCK_SIZE)
+        assert loaded_tokens(fresh) == loaded + BLOCK_SIZE
+        assert answer(fresh, PROMPT, "somebody else") == (saved.answers["prompt"], 0)
+        assert loaded_tokens(fresh) == loaded + BLOCK_SIZE
+        # Found by its tokens, refused by its checksums, computed.
+        assert answer(fresh, DAMAGED, None) == (saved.answers["damaged"], 0)
+        connector = fresh.core.scheduler.connector
+        unused = {Path(url).name for url, snapshot in connector.snapshots.items() if snapshot is None}
+        assert unused == {alien.name, with_tokens(saved.folder, DAMAGED).name}
+
+
+def flip_a_byte(path):
+    with ha.open_snapshot(path) as snapshot:
+        page = snapshot.read(kv_role="value", layer_index=1).page_pool[1].tobytes()
+    data = bytearray(path.read_bytes())
+    data[data.index(page) + 5] ^= 0x10
+    path.write_bytes(data)

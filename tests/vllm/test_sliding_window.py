@@ -97,40 +97,49 @@ def test_keys_and_values_are_those_that_the_model_computes(saved):
         assert np.abs(np.roll(found, 1, axis=0) - wanted).mean() > 0.1 * scale
 
 
-@pytest.mark.parametrize("restore", [True, False])
-def test_a_fresh_engine_goes_on_with_the_same_tokens_from_the_window_alone(saved, restore):
-    model, path, output = saved
+@pytest.fixture(scope="module")
+def continued(saved):
+    """The tokens of a fresh engine whose computed cache was overwritten; in the second round restored."""
+    model, path, _ = saved
+    found = {}
     with engine(model, dtype="bfloat16") as fresh, ha.open_snapshot(path) as snapshot:
         fresh.generate([2, 7, 1, 8] * 30, 2)
         tensors = list(snapshot.iter_tensors(verify=True))
         known = tensors[0].sequences.token_ids[0].tolist()
-        fresh.add("a", known, MAX_TOKENS + len(PROMPT) - len(known))
-        fresh.llm.llm_engine.step()
-        request = fresh.running()["a"]
-        blocks = fresh.manager.get_block_ids(request.request_id)
-        for group, ids in zip(fresh.groups, blocks, strict=True):
-            for name in group.layer_names:
-                pages = fresh.arrays[name][ids]
-                noise = torch.randn(pages.shape, generator=torch.Generator().manual_seed(5)) * 3
-                fresh.arrays[name][ids] = noise.to(pages.dtype)
-        if restore:
-            first = int(min(tensor.positions(0)[0] for tensor in tensors if tensor.positions(0)[0]))
-            vllm.restore_into(
-                fresh.arrays,
-                tensors,
-                layout="BHNC-cpu",
-                sequence="a",
-                # This engine has not dropped these blocks yet; what was stored has nothing for them.
-                block_ids={
-                    number: [0] * (first // BLOCK_SIZE) + ids[first // BLOCK_SIZE :] if dropped else ids
-                    for number, ids in enumerate(blocks)
-                    for dropped in [any(tensor.positions(0)[0] for tensor in tensors if tensor.kv_group == number)]
-                },
-                page_size=dict.fromkeys(range(len(blocks)), BLOCK_SIZE),
-                null_block=0,
-                head_dim=48,
-                metadata=snapshot.metadata,
-                expect={"model.revision": "seed 11", "element_type": "bfloat16"},
-            )
-        [answer] = fresh.finish().values()
-    assert ((known + answer)[len(PROMPT) :] == output) is restore
+        first = {tensor.kv_group: int(tensor.positions(0)[0]) // BLOCK_SIZE for tensor in tensors}
+        for restore in (False, True):
+            assert fresh.llm.reset_prefix_cache()
+            fresh.add("a", known, MAX_TOKENS + len(PROMPT) - len(known))
+            fresh.llm.llm_engine.step()
+            blocks = fresh.manager.get_block_ids(fresh.running()["a"].request_id)
+            for group, ids in zip(fresh.groups, blocks, strict=True):
+                for name in group.layer_names:
+                    pages = fresh.arrays[name][ids]
+                    noise = torch.randn(pages.shape, generator=torch.Generator().manual_seed(5)) * 3
+                    fresh.arrays[name][ids] = noise.to(pages.dtype)
+            if restore:
+                vllm.restore_into(
+                    fresh.arrays,
+                    tensors,
+                    layout="BHNC-cpu",
+                    sequence="a",
+                    # This engine has not dropped these blocks yet; what is stored has nothing for them.
+                    block_ids={n: [0] * first[n] + ids[first[n] :] for n, ids in enumerate(blocks)},
+                    page_size=dict.fromkeys(range(len(blocks)), BLOCK_SIZE),
+                    null_block=0,
+                    head_dim=48,
+                    metadata=snapshot.metadata,
+                    expect={"model.revision": "seed 11", "element_type": "bfloat16"},
+                )
+            [answer] = fresh.finish().values()
+            found[restore] = (known + answer)[len(PROMPT) :]
+    return found
+
+
+def test_a_fresh_engine_goes_on_with_the_same_tokens_from_the_window_alone(saved, continued):
+    assert len(set(saved[2])) > 5
+    assert continued[True] == saved[2]
+
+
+def test_without_restoring_the_tokens_are_others(saved, continued):
+    assert continued[False] != saved[2]

@@ -38,8 +38,11 @@ def gemma(folder: Path) -> Path:
         num_key_value_heads=2,
         head_dim=48,
         sliding_window=70,
+        query_pre_attn_scalar=12,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         max_position_embeddings=1024,
+        # Tied to its embeddings, a model of random weights repeats its last token for ever.
+        tie_word_embeddings=False,
         initializer_range=0.4,
         dtype="float32",
     )
