@@ -15,7 +15,7 @@ from hurray_arrow.cli.app import app
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "examples").rglob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def blocks(language: str) -> list[str]:
@@ -31,7 +31,7 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for number, text in enumerate(blocks("python")):
         exec(compile(text, f"README.md block {number}", "exec"), names)  # noqa: S102  the README is ours
-    assert len(blocks("python")) == 11
+    assert len(blocks("python")) == 12
     assert (tmp_path / "cache.arrow").exists()
 
 
