@@ -27,7 +27,7 @@ test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in l
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores"
 
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
-	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines/test_torch*.py tests/engines/test_transformers*.py
 
 test-vllm: $(VLLM)/.test-installed  ## a real vLLM on the CPU, in an environment of its own (4 GB)
 	VLLM_CACHE_ROOT=$(CURDIR)/$(VLLM)/cache $(VLLM)/bin/python -m pytest -W default -m vllm tests/vllm
