@@ -45,7 +45,6 @@ class GroupFacts:
         self.sequences: Sequences = tensor.sequences
         self.table: Int64Array = tensor.block_table.astype(np.int64)
         self.seq_ptr: Int64Array = tensor.seq_ptr.astype(np.int64)
-        self._references: Any = tensor.page_references
         self._sequences_per_page: Any = tensor.sequences_per_page
         self.num_tokens = _num_tokens(tensor)
 
@@ -67,8 +66,7 @@ class GroupFacts:
     @cached_property
     def references(self) -> Int64Array:
         """int64 ``[num_pages]``: table entries that name each page."""
-        found: Int64Array = self._references()
-        return found
+        return np.bincount(self.table, minlength=self.num_pages).astype(np.int64, copy=False)
 
     @cached_property
     def sequences_per_page(self) -> Int64Array:
