@@ -47,8 +47,8 @@ class ViewDataset(ds.Dataset):
         """The view's columns."""
         return self.view.schema
 
-    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> ds.Scanner:  # noqa: A002
-        """Return a scanner that reads no tensor and no sequence that the condition cannot admit.
+    def scanner(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> Any:  # noqa: A002
+        """Return a scanner, or what does as one, that reads no tensor and no sequence that the condition cannot admit.
 
         Parameters
         ----------
@@ -59,6 +59,9 @@ class ViewDataset(ds.Dataset):
         **options
             ``batch_size`` and the like, of ``pyarrow.dataset.Scanner``.
         """
+        names = self.view.columns if columns is None else columns
+        if filter is None and names and not isinstance(names, Mapping) and set(names) <= set(self.view.columns):
+            return _Reading(self.view.projected(names))
         view = self.view if filter is None else _admitted(self.view, filter)
         needed = _needed(view, columns, filter)
         reader = view.projected(needed).reader()
@@ -88,11 +91,31 @@ class ViewDataset(ds.Dataset):
         raise TypeError("a view reads an open snapshot and cannot be pickled")
 
 
+class _Reading:
+    """A scan of whole columns without a condition: pyarrow's own would hand each batch through several threads."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.dataset_schema = self.projected_schema = view.schema
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return self._view.reader()
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        return self._view.batches()
+
+    def to_table(self) -> pa.Table:
+        return self._view.reader().read_all()
+
+    def count_rows(self) -> int:
+        return sum(batch.num_rows for batch in self._view.batches())
+
+
 class _Fragment(ds.Fragment):
     def __init__(self, dataset: ViewDataset) -> None:
         self.dataset = dataset
 
-    def scanner(self, schema: pa.Schema | None = None, **options: Any) -> ds.Scanner:
+    def scanner(self, schema: pa.Schema | None = None, **options: Any) -> Any:
         del schema
         return self.dataset.scanner(**options)
 

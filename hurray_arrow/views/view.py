@@ -134,6 +134,9 @@ def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _array(values: Any, kind: pa.DataType) -> pa.Array:
     if isinstance(values, pa.Array):
         return values
+    if isinstance(values, np.ndarray) and values.dtype == np.int64 and kind == pa.uint64():
+        # Counts and places are never negative.
+        return pa.array(values.view(np.uint64), kind)
     if isinstance(values, np.ndarray) and pa.types.is_primitive(kind):
         return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
     return pa.array(values, kind)
