@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import hurray_arrow as ha
+from hurray_arrow.snapshot.entries import Selectors
 
 
 def test_every_public_name_is_exported_once():
@@ -41,10 +42,11 @@ def test_the_names_that_others_build_on():
         ha.BlockPagedTensor.from_arrays: [
             "page_pool", "block_table", "seq_ptr", "block_tables", "element_type", "kv_role", "layer_index",
         ],
-        ha.Snapshot.read: ["layer_index", "kv_role", "kv_group", "component"],
+        ha.Snapshot.read: ["verify", "selectors"],
     }  # fmt: skip
     for function, names in parameters.items():
         assert set(names) <= set(inspect.signature(function).parameters)
+    assert set(Selectors.__annotations__) == {"layer_index", "layer_name", "kv_role", "kv_group", "component"}
 
 
 def test_import_loads_nothing_that_only_some_need():
