@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
+from vllm.model_executor.models.utils import extract_layer_index
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 import hurray_arrow as ha
@@ -124,7 +125,7 @@ class SnapshotConnector(base.KVConnectorBase_V1, base.SupportsHMA):
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Never try a snapshot again that could not be loaded."""
-        for name in connector_output.failed_recving:
+        for name in connector_output.failed_recving & self.prefixes.keys():
             self.snapshots[self.prefixes[name].url] = None
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> tuple[bool, None]:
@@ -137,7 +138,7 @@ class SnapshotConnector(base.KVConnectorBase_V1, base.SupportsHMA):
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         """Take the engine's arrays, one per layer."""
-        self.arrays = {name: kv_caches[name] for name in self.specs}
+        self.arrays = {name: kv_caches[name] for name in sorted(self.specs, key=extract_layer_index)}
         # A block of the tables may be several pages of the arrays.
         self.page_sizes = {n: kv_caches[group.layer_names[0]].shape[2] for n, group in enumerate(self.groups)}
         self.format = {"layout": self.layout, "head_dim": {name: spec.head_size for name, spec in self.specs.items()}}

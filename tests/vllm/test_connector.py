@@ -108,6 +108,7 @@ def test_what_was_saved_is_whole_and_says_whose_it_is(saved):
         assert snapshot.match_prefix(OTHER, tenant="x").num_tokens == len(OTHER)
         assert snapshot.match_prefix(OTHER).num_tokens == 0
         assert snapshot.metadata["engine"]["version"].startswith("0.32")
+        assert all(entry.layer_name.split(".")[2] == str(entry.layer_index) for entry in snapshot.entries)
         windows = {group.get("window_tokens") for group in snapshot.metadata["groups"]}
         first = {int(tensor.positions(0)[0]) for tensor in snapshot.iter_tensors(kv_role="key")}
     # The last chunk begins at 128: a window of 70 looks back to token 59, so one block of 32 is gone.
@@ -117,10 +118,12 @@ def test_what_was_saved_is_whole_and_says_whose_it_is(saved):
 def test_a_fresh_engine_loads_what_is_stored_and_goes_on_with_the_same_tokens(saved):
     assert all(len(set(tokens)) > 5 for tokens in saved.answers.values())
     with ha.open_snapshot(with_tokens(saved.folder, PROMPT)) as snapshot:
-        metadata = {**snapshot.metadata, "model": {**snapshot.metadata["model"], "revision": "seed 12"}}
+        metadata = {name: snapshot.metadata[name] for name in ("engine", "groups", "model")}
+        metadata["model"] |= {"revision": "seed 12"}
         alien = saved.folder / "another_revision.arrow"
         ha.write_snapshot(alien, snapshot.iter_tensors(), metadata=metadata)
-    flip_a_byte(with_tokens(saved.folder, DAMAGED))
+    damaged = with_tokens(saved.folder, DAMAGED)
+    flip_a_byte(damaged)
     with connected(saved.model, saved.dtype, saved.folder) as fresh:
         # A window's keys are only there behind the prompt's beginning, so two blocks alone do not help.
         expected = 0 if saved.window else 2 * BLOCK_SIZE
@@ -139,7 +142,10 @@ def test_a_fresh_engine_loads_what_is_stored_and_goes_on_with_the_same_tokens(sa
         assert answer(fresh, DAMAGED, None) == (saved.answers["damaged"], 0)
         connector = fresh.core.scheduler.connector
         unused = {Path(url).name for url, snapshot in connector.snapshots.items() if snapshot is None}
-        assert unused == {alien.name, with_tokens(saved.folder, DAMAGED).name}
+        assert unused == {alien.name, damaged.name}
+    # What was computed again was saved again.
+    with ha.open_snapshot(damaged) as snapshot:
+        assert snapshot.verify().unverified == ()
 
 
 def flip_a_byte(path):

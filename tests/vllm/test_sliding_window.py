@@ -68,7 +68,8 @@ def test_dropped_pages_are_absent_and_everything_else_is_whole(saved):
     with ha.open_snapshot(path) as snapshot:
         assert snapshot.verify().unverified == ()
         kinds = [(group["kind"], group.get("window_tokens")) for group in snapshot.metadata["groups"]]
-        assert sorted(kinds) == [("full", None), ("sliding_window", WINDOW)]
+        # vLLM makes groups of equally many layers, here of one.
+        assert sorted(kinds, key=str) == [("full", None), *[("sliding_window", WINDOW)] * 2]
         tensors = {tensor.layer_name: tensor for tensor in snapshot.iter_tensors(kv_role="key")}
     full, *windows = [tensors[f"model.layers.{number}.self_attn.attn"] for number in (1, 0, 2)]
     stored = full.token_count(0)
