@@ -111,8 +111,8 @@ def test_what_was_saved_is_whole_and_says_whose_it_is(saved):
         assert all(entry.layer_name.split(".")[2] == str(entry.layer_index) for entry in snapshot.entries)
         windows = {group.get("window_tokens") for group in snapshot.metadata["groups"]}
         first = {int(tensor.positions(0)[0]) for tensor in snapshot.iter_tensors(kv_role="key")}
-    # The last chunk begins at 128: a window of 70 looks back to token 59, so one block of 32 is gone.
-    assert (windows, first) == (({None, 70}, {0, 32}) if saved.window else ({None}, {0}))
+    # The last chunk begins at 192: a window of 70 looks back to token 123, so three blocks of 32 are gone.
+    assert (windows, first) == (({None, 70}, {0, 96}) if saved.window else ({None}, {0}))
 
 
 def test_a_fresh_engine_loads_what_is_stored_and_goes_on_with_the_same_tokens(saved):
