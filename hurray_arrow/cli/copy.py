@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from hurray_arrow.cli.containers import SUFFIX, convert, is_container
 from hurray_arrow.cli.options import (
     Command,
     as_json_option,
@@ -56,6 +57,8 @@ _CHOICES: tuple[Callable[[Any], Any], ...] = (
     storage_option,
     as_json_option,
 )
+#: Options that change what is copied, which a container's conversion does not.
+_CHANGES = ("tokens", "repage", "merge_heads", "sanitize", "encoding")
 _ENCODING = click.option(
     "--encoding",
     type=click.Choice(["byte_planes", "plain"]),
@@ -74,12 +77,15 @@ def _choices(command: Command) -> Command:
 @click.option("--profile", type=click.Choice(["share", "archive"]), help="share: for mapping; archive: small.")
 @_ENCODING
 @click.option("--sanitize", is_flag=True, help="Leave out unreferenced pages, zero the slots behind each sequence.")
+@click.option(
+    "--skip-other-layouts", is_flag=True, help="SRC is a .hrry container: leave other layouts out, and list them."
+)
 @_choices
 def copy(source: str, destination: str, **options: Any) -> None:
     """Copy a snapshot from any URL to any URL.
 
     Without options nothing but id, time and producer changes. Every page is compared with its checksum on the way, and
-    DST appears when it is complete.
+    DST appears when it is complete. A name that ends in .hrry is a container of pyhurray's, on either side.
     """
     run(source, destination, **options)
 
@@ -115,12 +121,28 @@ def run(
     **options: Any,
 ) -> None:
     """Copy, and print what was copied."""
+    skip_other_layouts = options.pop("skip_other_layouts", False)
     source_options = options_of(source, storage_options)
     target_options = options_of(destination, destination_options or storage_options)
     _check_options_are_taken(
         (storage_options, "--storage-option", source_options or target_options),
         (destination_options, "--destination-option", target_options),
     )
+    if is_container(source) or is_container(destination):
+        wanted = (layers, sequences, sequence_ids, *(options[name] for name in _CHANGES if name in options))
+        if any(value is not None and value is not False and value != () for value in wanted):
+            raise click.UsageError(f"a {SUFFIX} container is converted as it is: copy the snapshot with the others")
+        convert(
+            source,
+            destination,
+            overwrite=options["overwrite"],
+            skip_other_layouts=skip_other_layouts,
+            source_options=source_options,
+            target_options=target_options,
+            profile=options.get("profile"),
+            as_json=as_json,
+        )
+        return
     chosen: list[Which] | None = None
     if sequences is not None or sequence_ids:
         chosen = [*(sequences or []), *sequence_ids]

@@ -29,7 +29,7 @@ from hurray_arrow.tensor import BlockPagedTensor
 Source: TypeAlias = Snapshot | SnapshotSet
 
 #: What a copy says anew.
-_OF_THE_FILE = ("id", "created", "producer", "profile", "page_align_bytes", "requires", "partial")
+OF_THE_FILE = ("id", "created", "producer", "profile", "page_align_bytes", "requires", "partial")
 #: Groups whose pages are no runs of tokens; repaging leaves them as they are.
 _NO_RUNS_OF_TOKENS = ("state", "opaque")
 
@@ -165,7 +165,7 @@ def copied_metadata(source: Source, entries: Sequence[Entry], *, page_sizes: Map
     page_sizes
         New page sizes of groups.
     """
-    metadata = {key: value for key, value in source.metadata.items() if key not in _OF_THE_FILE}
+    metadata = {key: value for key, value in source.metadata.items() if key not in OF_THE_FILE}
     if "groups" not in metadata:
         return metadata
     kept = {(entry.kv_group, entry.layer_name) for entry in entries}
