@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 VOCABULARY = 257
 
@@ -60,8 +60,6 @@ def computed_cache(kind: Any, folder: Path, token_ids: list[int]) -> list[tuple[
     """Keys and values ``[tokens, heads, head_dim]`` of each layer, as transformers computes them from the weights."""
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     # A cache without a config keeps every token in layers with a window, too.
-    from transformers import DynamicCache
-
     cache = DynamicCache()
     model(input_ids=torch.tensor([token_ids]), past_key_values=cache, use_cache=True)
     return [(layer.keys[0].transpose(0, 1), layer.values[0].transpose(0, 1)) for layer in cache.layers]
