@@ -137,7 +137,7 @@ class Proxy:
                 fault = self.fault(request)
                 if isinstance(fault, Answer):
                     request.status = fault.status
-                    _write_answer(handler, fault.status, fault.headers, fault.body)
+                    _write_answer(handler, fault.status, fault.headers, fault.body, head=request.method == "HEAD")
                     continue
                 if isinstance(fault, Reset) and not fault.forward:
                     return
