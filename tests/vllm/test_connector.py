@@ -133,8 +133,8 @@ def test_a_fresh_engine_loads_what_is_stored_and_goes_on_with_the_same_tokens(sa
         assert answer(fresh, OTHER, None) == (saved.answers["other"], 4 * BLOCK_SIZE)
         loaded += 4 * BLOCK_SIZE
         assert loaded_tokens(fresh) == loaded
-        # Four blocks are in the engine by now, and the fifth comes from the snapshot; or all do, because vLLM's own prefix
-        # cache finds nothing where the window of OTHER has moved on.
+        # Four blocks are in the engine by now, and the fifth comes from the snapshot; or all do, because vLLM's own
+        # prefix cache finds nothing where the window of OTHER has moved on.
         assert answer(fresh, PROMPT, None) == (saved.answers["prompt"], 5 * BLOCK_SIZE)
         loaded += 5 * BLOCK_SIZE if saved.window else BLOCK_SIZE
         assert loaded_tokens(fresh) == loaded
