@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-engines test-vllm lint coverage bench clean
+.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint coverage bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -21,10 +21,13 @@ demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again
 
 # The engines come first, so that the closing lines are those of the larger suite.
 test: lint $(AZURITE) test-engines  ## set-up and the whole test suite
-	$(PYTEST) -n $(JOBS) --dist worksteal
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive"
+
+test-exhaustive: $(VENV)/.test-installed  ## every case of what `make test` samples: streams flipped and cut at every place
+	$(PYTEST) -n $(JOBS) -m exhaustive
 
 test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores and not exhaustive"
 
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines/test_torch*.py tests/engines/test_transformers*.py
@@ -38,7 +41,7 @@ lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m mypy
 
 coverage: $(VENV)/.test-installed $(AZURITE)  ## the whole suite with branch coverage
-	$(PYTEST) -n $(JOBS) --dist worksteal --cov --cov-report=term-missing
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive" --cov --cov-report=term-missing
 
 bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks

@@ -31,7 +31,7 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for number, text in enumerate(blocks("python")):
         exec(compile(text, f"README.md block {number}", "exec"), names)  # noqa: S102  the README is ours
-    assert len(blocks("python")) == 12
+    assert len(blocks("python")) == 13
     assert (tmp_path / "cache.arrow").exists()
 
 

@@ -83,7 +83,7 @@ def test_one_bit_in_many():
     check(counts, len(bits))
 
 
-@pytest.mark.long
+@pytest.mark.exhaustive
 def test_every_single_bit_flip():
     stream = small_stream(small_tensors()[CHOSEN])
     bits = range(8 * len(stream))
@@ -91,7 +91,7 @@ def test_every_single_bit_flip():
     check(sum(run_cases(flip_and_look, stream, bits, timeout_seconds=3000), Counter()), len(bits))
 
 
-@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_every_truncation_point(step):
     stream = small_stream(small_tensors()[CHOSEN])
     *starts, _ = [len(b"".join(messages_of(stream)[:count])) for count in range(5)]
