@@ -334,14 +334,22 @@ def _unpickled(kind: type[PagePoolType | BlockTableType], storage: bytes, metada
     return kind.__arrow_ext_deserialize__(pa.ipc.read_schema(pa.py_buffer(storage)).field(0).type, metadata)
 
 
-def extension_types(schema: pa.Schema) -> tuple[pa.ExtensionType, ...]:
-    """Return the extension types of a schema's items.
+def held_types(schema: pa.Schema) -> tuple[pa.Schema, tuple[pa.ExtensionType, ...]]:
+    """Return the same schema over extension types whose Python objects are held, and these.
 
-    pyarrow keeps a type's Python object by a weak reference and makes it anew, metadata parsed, each time it is asked
-    for and gone: who reads many arrays of a schema holds on to these.
+    pyarrow keeps a type's Python object by a weak reference, and once it is gone makes a new one, metadata parsed, for
+    every array that somebody looks at. Who reads many arrays keeps what this gives.
     """
-    lists = (field.type for field in schema if field.type.id in (pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST))
-    return tuple(item for kind in lists if isinstance(item := kind.value_type, pa.ExtensionType))
+    fields, held = list(schema), []
+    for number, field in enumerate(fields):
+        if field.type.id in (pa.lib.Type_LIST, pa.lib.Type_LARGE_LIST):
+            item = field.type.value_field
+            kind = item.type
+            if isinstance(kind, (PagePoolType, BlockTableType)):
+                make = pa.list_ if field.type.id == pa.lib.Type_LIST else pa.large_list
+                fields[number] = field.with_type(make(item.with_type(kind)))
+                held.append(kind)
+    return pa.schema(fields, metadata=schema.metadata), tuple(held)
 
 
 _REGISTERED: list[str] = []

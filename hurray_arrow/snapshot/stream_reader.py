@@ -31,7 +31,7 @@ from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row, Tables, aligned, aligned_empty, is_pool_column, tables_of, tensor_from_rows
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.arrow.small_columns import small_xxh3
-from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, extension_types
+from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, held_types
 from hurray_arrow.errors import (
     HurrayArrowError,
     Problem,
@@ -137,7 +137,7 @@ class StreamReader:
                 raise IpcLayoutError(f"message of kind {kind} with {body_bytes} bytes, expected a schema")
             self._schema_message = bytes(header)
             self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(self._schema_message))
-            self._types = extension_types(self.schema)
+            self.schema, self._types = held_types(self.schema)
             check_format_version(self.schema.metadata, url=URL)
             _check_types(self.schema)
             self._schema_xxh3 = schema_xxh3(self.schema)

@@ -23,7 +23,7 @@ from hurray_arrow.arrow.ipc_layout import (
 )
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.schema import schema_xxh3
-from hurray_arrow.arrow.types import extension_types
+from hurray_arrow.arrow.types import held_types
 from hurray_arrow.errors import (
     HurrayArrowError,
     Problem,
@@ -49,7 +49,7 @@ _INDEX_PER_FOOTER = 6
 class Tail:
     """What the end of a file says: its schema, the snapshot's metadata, and the index.
 
-    ``types`` holds on to the schema's extension types, see :func:`~hurray_arrow.arrow.types.extension_types`.
+    ``types`` holds on to the schema's extension types, see :func:`~hurray_arrow.arrow.types.held_types`.
     """
 
     schema: pa.Schema
@@ -76,8 +76,7 @@ def read_tail(source: Source) -> Tail:
         source.keep_from(blocks[-1].offset)
     try:
         reader = pa.ipc.open_file(arrow_file(source))
-        schema = reader.schema
-        types = extension_types(schema)
+        schema, types = held_types(reader.schema)
         check_format_version(schema.metadata, url=url)
         # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
         found = schema_xxh3(schema)
