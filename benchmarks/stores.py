@@ -14,14 +14,14 @@ from pathlib import Path
 import fsspec
 
 import hurray_arrow as ha
-from benchmarks.measure import Measurement, alternate
+from benchmarks.measure import Count, Measurement, alternate
 from benchmarks.share import FOLDER, cache
 from tests.stores.servers import BUCKET, KEY, SECRET, weed
 
 UPLOAD_BYTES = 512 << 20
 
 
-def results(*, scale: int, rounds: int) -> Iterator[Measurement]:
+def results(*, scale: int, rounds: int) -> Iterator[Measurement | Count]:
     """Yield the lines of the table; sizes are divided by ``scale``."""
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
     with weed() as (port, _), tempfile.TemporaryDirectory(dir=FOLDER) as folder:
@@ -38,6 +38,7 @@ def results(*, scale: int, rounds: int) -> Iterator[Measurement]:
         ha.write_snapshot(path, made)
         yield from upload_results(filesystem, options, made, path, rounds)
         yield from read_results(filesystem, options, made, rounds)
+        yield from sequence_results(filesystem, options, made, rounds)
 
 
 def upload_results(
@@ -81,3 +82,36 @@ def read_results(
 
     ours_s, peer_s = alternate(ours, peer, rounds=rounds)
     yield Measurement("open, list and read one of 16 tensors from local S3", "s3fs cat_file", ours_s, peer_s, "—")
+
+
+def sequence_results(
+    filesystem: fsspec.AbstractFileSystem, options: Mapping[str, object], made: list[ha.BlockPagedTensor], rounds: int
+) -> Iterator[Measurement | Count]:
+    """Restore one sequence in a hundred, its pages in sequence order, against reading the whole object."""
+    url = f"s3://{BUCKET}/sequences.arrow"
+    num_pages = made[0].num_pages
+    pages = max(num_pages // 100, 1)
+    tables = [list(range(start, min(start + pages, num_pages))) for start in range(0, num_pages, pages)]
+    lengths = [len(table) * made[0].page_size for table in tables]
+    tensors = [
+        ha.BlockPagedTensor.from_arrays(
+            tensor.page_pool, block_tables=tables, seq_lens=lengths, kv_role="key", layer_index=tensor.layer_index
+        )
+        for tensor in made
+    ]
+    ha.write_snapshot(url, tensors, storage_options=options)
+    sequence = len(tables) // 2
+
+    def ours() -> ha.PartialRead:
+        with ha.open_snapshot(url, storage_options=options) as snapshot:
+            return snapshot.read_sequences(sequence)
+
+    def peer() -> object:
+        return filesystem.cat_file(url)
+
+    ours_s, peer_s = alternate(ours, peer, rounds=rounds)
+    fetched, total = ours().fetched, filesystem.size(url)
+    what = f"restore one of {len(tables)} sequences of {total >> 20} MiB from local S3"
+    yield Measurement(what, "s3fs cat_file of the object", ours_s, peer_s, "time ≤ 0.1")
+    found = f"{fetched.requests} requests, {fetched.fetched_bytes / total:.4f} of its bytes"
+    yield Count("… and what it fetched, all tensors", found, "≤ 0.02 of the bytes")

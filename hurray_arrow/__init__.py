@@ -37,12 +37,15 @@ from hurray_arrow.errors import (
     UnsupportedError,
     WireFormatError,
 )
+from hurray_arrow.prefixes import PrefixMatch
 from hurray_arrow.schemes import OpaqueScheme, PerBlock, PerChannel, PerTensor, Quantization
 from hurray_arrow.sections import BufferHandle, Statistics
 from hurray_arrow.sequences import MediaSpan, Sequences
 from hurray_arrow.snapshot import (
     CopyReport,
     Entry,
+    Fetched,
+    PartialRead,
     Snapshot,
     SnapshotSet,
     SnapshotWriter,
@@ -70,6 +73,7 @@ __all__ = [
     "ElementType",
     "Entry",
     "ExtensionMetadataError",
+    "Fetched",
     "HurrayArrowError",
     "IndexType",
     "InvalidDescriptorError",
@@ -83,9 +87,11 @@ __all__ = [
     "PagePoolArray",
     "PagePoolScalar",
     "PagePoolType",
+    "PartialRead",
     "PerBlock",
     "PerChannel",
     "PerTensor",
+    "PrefixMatch",
     "PrivateType",
     "Problem",
     "ProblemCode",

@@ -2,6 +2,7 @@
 
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.opening import open_snapshot
+from hurray_arrow.snapshot.partial import Fetched, PartialRead
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.sets import SnapshotSet, member_name, open_snapshot_set
 from hurray_arrow.snapshot.stream import write_stream
@@ -13,6 +14,8 @@ from hurray_arrow.snapshot.writer import SnapshotWriter, write_snapshot
 __all__ = [
     "CopyReport",
     "Entry",
+    "Fetched",
+    "PartialRead",
     "Snapshot",
     "SnapshotSet",
     "SnapshotWriter",

@@ -29,6 +29,7 @@ from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, Selectors, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
+from hurray_arrow.snapshot.read_ahead import read_ahead
 from hurray_arrow.snapshot.row_source import IndexedRows
 from hurray_arrow.snapshot.row_stream import row_reader
 from hurray_arrow.snapshot.verification import VerifyReport, verify_snapshot
@@ -134,8 +135,19 @@ class Snapshot(ViewDoors):
         verify: bool = False,
         **selectors: Unpack[Selectors],
     ) -> Iterator[BlockPagedTensor]:
-        """Read every tensor that the selectors admit, one after another in snapshot order; as :meth:`read`."""
-        for entry in self.select(**selectors):
+        """Read every tensor that the selectors admit, one after another in snapshot order; as :meth:`read`.
+
+        From a store several are on their way at the same time, in at most 256 MiB or one tensor.
+        """
+        entries = self.select(**selectors)
+        if not entries:
+            return
+        # The first by itself: it brings the tables that the others of its group have too.
+        yield self._read(entries[0], verify=verify)
+        if isinstance(self._rows, IndexedRows) and not self._rows.source.is_mapped:
+            yield from read_ahead(entries[1:], lambda entry: self._read(entry, verify=verify))
+            return
+        for entry in entries[1:]:
             yield self._read(entry, verify=verify)
 
     def select(
