@@ -84,8 +84,6 @@ def test_an_entry_says_what_the_index_says():
         ({"component": "values", "kv_group": 1}, [3]),
         ({"component": ["scales", "state.ssm"]}, [4, 5]),
     ],
-    # No text of a set: its order differs between the processes that share the tests out.
-    ids=lambda value: None,
 )
 def test_selectors_take_one_value_or_several(selectors, expected):
     assert numbers(select_entries(ENTRIES, **selectors)) == expected
