@@ -187,8 +187,13 @@ class Snapshot(ViewDoors):
         InvariantError, SnapshotCorruptError
             As :func:`hurray_arrow.identity.match_prefix` and :meth:`read`.
         """
+        groups = self.prefix_groups()
+        return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
+
+    def prefix_groups(self) -> list[PrefixGroup]:
+        """Return what each kv_group stores of its sequences, for :mod:`hurray_arrow.prefixes`; pages are not read."""
         first = {entry.kv_group: entry for entry in reversed(self.entries)}
-        groups = [
+        return [
             PrefixGroup(
                 self.group_tables(kv_group).sequences,
                 page_size=entry.page_shape[0],
@@ -198,7 +203,6 @@ class Snapshot(ViewDoors):
             )
             for kv_group, entry in sorted(first.items())
         ]
-        return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
 
     def read_sequences(
         self,

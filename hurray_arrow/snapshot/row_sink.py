@@ -1,4 +1,4 @@
-"""Where one row of the share profile goes: watches its bytes pass by, notes the places, hashes what is not pages.
+"""One encoded row of the share profile: its parts in order, where they lie, and the hashes of what is not pages.
 
 pyarrow hands the page pool over as the buffer it is, so its place is known by address and nothing is copied.
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import xxhash
-from fsspec.callbacks import Callback, NoOpCallback
+from fsspec.callbacks import Callback
 
 from hurray_arrow.arrow.ipc_file import block_of
 from hurray_arrow.errors import SnapshotError
@@ -60,46 +60,32 @@ class RowPlace:
 
 
 class RowSink:
-    """A file object for ``pyarrow.PythonFile`` that takes one row.
+    """A file object for ``pyarrow.PythonFile`` that takes one row, and holds its parts until they are sent.
 
     Parameters
     ----------
-    output
-        Takes the bytes; ``None`` only counts them.
     offset
         Where the row starts in the file.
     skip_bytes
         How many bytes come first that do not belong to the row: its schema.
     pool, checksums
         The memory of the pages and of their checksums, recognised by address.
-    progress
-        Told of the page bytes that were taken.
     """
 
-    def __init__(
-        self,
-        output: Output | None,
-        *,
-        offset: int,
-        skip_bytes: int,
-        pool: pa.Buffer,
-        checksums: pa.Buffer | None = None,
-        progress: Callback | None = None,
-    ) -> None:
+    def __init__(self, *, offset: int, skip_bytes: int, pool: pa.Buffer, checksums: pa.Buffer | None = None) -> None:
         self.closed = False
-        self._output = output
         self._offset = offset
         self._skip_bytes = skip_bytes
         self._position = offset
         self._pool, self._checksums = pool, checksums
-        self._progress = progress or NoOpCallback()
+        self._parts: list[bytes | pa.Buffer] = []
         self._pages_offset: int | None = None
         self._checksums_offset: int | None = None
         self._prefix = b""
         self._head, self._tail = xxhash.xxh3_64(), xxhash.xxh3_64()
 
     def place(self) -> RowPlace:
-        """Return where the row lies, once it was written."""
+        """Return where the row lies, once it was taken."""
         _, metadata_bytes, body_bytes = block_of(self._offset, self._prefix, self._position - self._offset)
         return RowPlace(
             offset=self._offset,
@@ -112,6 +98,21 @@ class RowSink:
             tail_xxh3=self._tail.hexdigest(),
         )
 
+    def send(self, output: Output, progress: Callback) -> None:
+        """Write the row to an output; ``progress`` is told of the page bytes that were taken."""
+        for part in self._parts:
+            if part is self._pool:
+                self.send_pages(output, memoryview(part).cast("B"), progress)
+            else:
+                output.write(part)
+
+    def send_pages(self, output: Output, pages: memoryview, progress: Callback) -> None:
+        """Write the pages to an output."""
+        for start in range(0, len(pages), PIECE_BYTES):
+            piece = pages[start : start + PIECE_BYTES]
+            output.write(piece)
+            progress.relative_update(len(piece))
+
     def write(self, data: bytes | pa.Buffer) -> int:
         """Take all of the bytes; returns their number."""
         size = len(data)
@@ -123,38 +124,30 @@ class RowSink:
                     "the pages' memory is also that of another buffer of their tensor; copy one of them"
                 )
             self._pages_offset = self._position
-            self._write_pages(memoryview(data).cast("B"))
+            self._parts.append(self._pool)
+            self._position += size
         else:
-            self._write_small(data)
+            self._take_small(data)
         return size
 
-    def _write_small(self, data: bytes | pa.Buffer) -> None:
+    def _take_small(self, data: bytes | pa.Buffer) -> None:
         if isinstance(data, pa.Buffer) and _is_same(data, self._checksums):
             self._checksums_offset = self._position
         if len(self._prefix) < 8:
             self._prefix += bytes(memoryview(data)[: 8 - len(self._prefix)])
         (self._head if self._pages_offset is None else self._tail).update(data)
-        if self._output is not None:
-            self._output.write(data)
+        self._parts.append(data)
         self._position += len(data)
-
-    def _write_pages(self, view: memoryview) -> None:
-        if self._output is not None:
-            for start in range(0, len(view), PIECE_BYTES):
-                piece = view[start : start + PIECE_BYTES]
-                self._output.write(piece)
-                self._progress.relative_update(len(piece))
-        self._position += len(view)
 
     def tell(self) -> int:
         """Return the position in bytes."""
         return self._position
 
     def flush(self) -> None:
-        """Do nothing: the file is flushed when it is published."""
+        """Do nothing: there is nothing behind it."""
 
     def close(self) -> None:
-        """Do nothing: only the writer decides whether the file is published."""
+        """Do nothing: what was taken can still be sent."""
 
     def readable(self) -> bool:
         """Say no."""

@@ -21,7 +21,7 @@ from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.checksums import tensor_checksums
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.placed import PlacedTensor
-from hurray_arrow.snapshot.row_sink import Output, RowPlace, RowSink
+from hurray_arrow.snapshot.row_sink import Output, RowSink
 
 PAD_KEY = "hurray_arrow.pad"
 
@@ -45,7 +45,7 @@ class ShareRows:
         Told of the page bytes written.
     """
 
-    #: Takes one row.
+    #: Holds one row.
     SINK: type[RowSink] = RowSink
 
     def __init__(
@@ -63,17 +63,19 @@ class ShareRows:
         self._plan, self._schema = plan, schema
         self._schema_bytes = schema.serialize().size
         self._align = page_align_bytes
+        #: Where the next row to be encoded will start; only the thread that encodes changes it.
+        self._next_offset = output.position
         self._with_checksums = checksums
         self._progress = progress
-        self._pool = ThreadPoolExecutor(1, "hurray-arrow-checksums")
-        self._pending: tuple[PlacedTensor, Future[Checksums | None]] | None = None
+        self._pool = ThreadPoolExecutor(1, "hurray-arrow-rows")
+        self._pending: tuple[PlacedTensor, Future[RowSink]] | None = None
 
     def append(self, placed: PlacedTensor) -> None:
         """Take a tensor; its buffers are borrowed until :meth:`flush`.
 
-        A tensor is hashed while the one before it goes to the disk: both release the GIL.
+        A tensor is hashed and encoded while the one before it goes to the disk: both release the GIL.
         """
-        ahead = self._pool.submit(self._checksums, placed)
+        ahead = self._pool.submit(self._prepare, placed)
         self.flush()
         self._pending = placed, ahead
 
@@ -81,7 +83,9 @@ class ShareRows:
         """Write what was taken."""
         if self._pending is not None:
             (placed, ahead), self._pending = self._pending, None
-            self._write(placed, ahead.result())
+            row = ahead.result()
+            row.send(self._output, self._progress)
+            self.rows.append(placed.index_row(PLAIN, **asdict(row.place())))
 
     def close(self) -> None:
         """Let the thread go; what was not flushed is dropped."""
@@ -90,7 +94,7 @@ class ShareRows:
     def _checksums(self, placed: PlacedTensor) -> Checksums | None:
         return tensor_checksums(placed.tensor) if self._with_checksums else None
 
-    def _write(self, placed: PlacedTensor, page_checksums: Checksums | None) -> None:
+    def _prepare(self, placed: PlacedTensor) -> RowSink:
         batch = row_batch(
             placed.tensor,
             plan=self._plan,
@@ -98,29 +102,29 @@ class ShareRows:
             tensor_index=placed.tensor_index,
             kv_group=placed.kv_group,
             with_tables=placed.with_tables,
-            page_checksums=page_checksums,
+            page_checksums=self._checksums(placed),
         )
         pool = pa.py_buffer(placed.tensor.buffers[0])
-        # A row written into nothing says where its pages would lie; the header grows by exactly what the pad does.
-        measured = self._send(None, batch, pool, pad="")
-        pad = -measured.pages_offset % self._align if measured.pages_bytes else 0
-        place = self._send(self._output, batch, pool, pad="0" * pad)
-        if place.pages_bytes != pool.size or (place.pages_bytes and place.pages_offset % self._align):
+        # Encoded once to learn where its pages would lie; then the header grows by exactly what the pad does.
+        measured = self._encode(batch, pool, pad_bytes=0).place()
+        pad_bytes = -measured.pages_offset % self._align if measured.pages_bytes else 0
+        row = self._encode(batch, pool, pad_bytes=pad_bytes)
+        place = row.place()
+        if place.pages_bytes != pool.size or (pool.size and place.pages_offset % self._align):
             found = f"{place.pages_bytes} page bytes at {place.pages_offset}"
             raise SnapshotError(f"{found}, expected {pool.size} at a multiple of {self._align}")
-        self.rows.append(placed.index_row(PLAIN, **asdict(place)))
+        self._next_offset = row.tell()
+        return row
 
-    def _send(self, output: Output | None, batch: pa.RecordBatch, pool: pa.Buffer, *, pad: str) -> RowPlace:
+    def _encode(self, batch: pa.RecordBatch, pool: pa.Buffer, *, pad_bytes: int) -> RowSink:
         sink = self.SINK(
-            output,
-            offset=self._output.position,
+            offset=self._next_offset,
             skip_bytes=self._schema_bytes,
             pool=pool,
             checksums=_checksums_buffer(batch),
-            progress=self._progress,
         )
-        write_batch(pa.PythonFile(sink, mode="w"), batch, custom_metadata={PAD_KEY: pad})
-        return sink.place()
+        write_batch(pa.PythonFile(sink, mode="w"), batch, custom_metadata={PAD_KEY: "0" * pad_bytes})
+        return sink
 
 
 def _checksums_buffer(batch: pa.RecordBatch) -> pa.Buffer | None:

@@ -141,11 +141,10 @@ class _Rows:
 
     def _send(self, placed: PlacedTensor, batch: pa.RecordBatch) -> None:
         sink = RowSink(
-            self._output,
             offset=self._output.position,
             skip_bytes=self._schema_message.size,
             pool=pa.py_buffer(placed.tensor.buffers[0]),
-            progress=self._progress,
         )
         write_batch(pa.PythonFile(sink, mode="w"), batch)
+        sink.send(self._output, self._progress)
         self._output.drain()
