@@ -27,6 +27,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from functools import partial
+from typing import Any
 
 
 @unique
@@ -245,6 +247,9 @@ class SnapshotMismatchError(HurrayArrowError, ValueError):
         has = "the snapshot does not say" if found is None else f"the snapshot has {found!r}"
         super().__init__(f"{field}: expected {expected!r}, {has}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), field=self.field, expected=self.expected, found=self.found), (), self.__dict__
+
 
 class UnknownSequenceLengthError(HurrayArrowError, ValueError):
     """Tokens were asked of a sequence whose length nobody recorded."""
@@ -286,6 +291,9 @@ class SnapshotCorruptError(SnapshotError):
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__(_problem_text(self.problems), url=url)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), url=self.url), (self.problems,), self.__dict__
+
     @property
     def codes(self) -> list[str]:
         """The codes of ``.problems``, in order."""
@@ -326,4 +334,8 @@ class MissingDependencyError(HurrayArrowError, ImportError):
 
     def __init__(self, package: str, *, extra: str) -> None:
         self.extra = extra
+        self.package = package
         super().__init__(f"{package} is not installed: pip install 'hurray-arrow[{extra}]'")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), extra=self.extra), (self.package,), self.__dict__
