@@ -186,8 +186,8 @@ class InvalidDescriptorError(HurrayArrowError, ValueError):
         self.problems: tuple[Problem, ...] = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__(_problem_text(self.problems))
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[Problem, ...]]]:
-        return type(self), (self.problems,)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,), self.__dict__
 
     @property
     def codes(self) -> list[str]:
