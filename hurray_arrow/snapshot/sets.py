@@ -107,7 +107,7 @@ def open_snapshot_set(
     Spec: snapshot format, section 3.
     """
     options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
-    found = _members(urls, options)
+    found = find_snapshots(urls, **options)
     pool = ThreadPoolExecutor(min(_AT_ONCE, len(found)), "hurray-arrow-set")
     with ExitStack() as opened:
         opened.callback(pool.shutdown, cancel_futures=True)
@@ -321,27 +321,53 @@ class SnapshotSet:
         return max((heads.stop for heads in self._heads.values()), default=None)
 
 
-def _members(urls: PathLike | Iterable[PathLike], options: dict[str, Any]) -> list[tuple[PathLike, dict[str, Any]]]:
-    """Return what to open, each with its options."""
+def find_snapshots(
+    urls: PathLike | Iterable[PathLike],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
+) -> list[tuple[PathLike, dict[str, Any]]]:
+    """Say which snapshots a glob, a name or several names mean; only a glob is looked up.
+
+    Parameters
+    ----------
+    urls, storage_options, filesystem
+        As of :func:`open_snapshot_set`.
+
+    Returns
+    -------
+    list of tuple
+        Path or URL of each, with ``storage_options`` and ``filesystem`` to open it; what a glob matches in order of its
+        names.
+
+    Raises
+    ------
+    FileNotFoundError
+        Nothing matches the glob.
+    ValueError
+        No names at all.
+    PermissionError, SnapshotError, MissingDependencyError
+        The store cannot be listed.
+    """
+    options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     if not isinstance(urls, str | os.PathLike):
         found = [(url, options) for url in urls]
         if not found:
-            raise ValueError("a set of no snapshots")
+            raise ValueError("no snapshots: an empty list of names")
         return found
     if not is_glob(urls):
         return [(urls, options)]
     place = locate(urls, **options)
     if isinstance(place, str):
         # pathlib globs no absolute patterns.
-        paths = sorted(glob.glob(place))  # noqa: PTH207
-        matches: list[tuple[PathLike, dict[str, Any]]] = [(path, {}) for path in paths]
+        matches: list[tuple[PathLike, dict[str, Any]]] = [(path, {}) for path in sorted(glob.glob(place))]  # noqa: PTH207
     else:
         try:
             paths = sorted(place.filesystem.glob(place.path))
         except Exception as error:
-            raise translated(error, url=place.url, doing="list the members") from error
+            raise translated(error, url=place.url, doing="list the snapshots") from error
         # In a chain of filesystems only the outermost knows the path.
-        by_url = options["filesystem"] is None and "::" not in os.fspath(urls)
+        by_url = filesystem is None and "::" not in os.fspath(urls)
         in_place = {"filesystem": place.filesystem}
         matches = [(place.filesystem.unstrip_protocol(path), options) if by_url else (path, in_place) for path in paths]
     if not matches:
