@@ -12,7 +12,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 import pyarrow as pa
 
@@ -28,6 +28,13 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 PathLike = str | os.PathLike[str]
 
 
+class Version(NamedTuple):
+    """What a file or object is now: its size in bytes, and what changes when it is replaced."""
+
+    size: int
+    identity: Any
+
+
 class Source(Protocol):
     """What a snapshot is read from: a file, or an object in a store. ``address`` is 0 where it is not mapped.
 
@@ -36,6 +43,7 @@ class Source(Protocol):
 
     url: str
     size: int
+    version: Version
     requests: int
     fetched_bytes: int
 
@@ -203,6 +211,7 @@ class FileRange:
             if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
             self.size = status.st_size
+            self.version = Version(status.st_size, status.st_mtime_ns)
             if not self.size:
                 raise SnapshotIncompleteError("the file is empty", url=url)
             if mapped:

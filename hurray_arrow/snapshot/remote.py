@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import pyarrow as pa
 
-from hurray_arrow.errors import SnapshotIncompleteError
-from hurray_arrow.snapshot.files import FileRange, PathLike, Source
+from hurray_arrow.errors import SnapshotChangedError, SnapshotIncompleteError
+from hurray_arrow.snapshot.files import FileRange, PathLike, Source, Version
 from hurray_arrow.snapshot.objects import object_at
 from hurray_arrow.snapshot.stores import Place, locate, translated
 
@@ -22,6 +22,24 @@ TAIL_BYTES = 64 << 10
 #: Longer ranges are cut, so that several connections carry them.
 PIECE_BYTES = 8 << 20
 _ALIGN_BYTES = 64
+
+
+class Known(NamedTuple):
+    """What an earlier reader found out about a snapshot file, so that nobody has to ask again.
+
+    Parameters
+    ----------
+    version
+        The version that it was read in; another is refused.
+    tail_bytes
+        How many of its last bytes opening it takes.
+    tail
+        Those bytes; ``None`` where they are to be fetched again.
+    """
+
+    version: Version
+    tail_bytes: int
+    tail: bytes | None
 
 
 def open_range(
@@ -46,12 +64,42 @@ def open_range(
     SnapshotError
         The store does not answer.
     """
-    place = locate(path, storage_options=storage_options, filesystem=filesystem)
-    if isinstance(place, str):
-        return FileRange(place, mapped=mapped)
-    if getattr(place.filesystem, "local_file", False):
-        return FileRange(_cached_copy(place), mapped=mapped)
-    return RemoteRange(place)
+    return open_place(locate(path, storage_options=storage_options, filesystem=filesystem), mapped=mapped)
+
+
+def open_place(place: str | Place, *, mapped: bool = True, known: Known | None = None) -> Source:
+    """Open what lies at a place; as :func:`open_range`.
+
+    Parameters
+    ----------
+    place
+        A path, or a place in a filesystem.
+    mapped
+        As of :func:`open_range`.
+    known
+        What is known of it; the object's store is asked for nothing then before something is read.
+
+    Raises
+    ------
+    SnapshotChangedError
+        It is of another version than is known, or gone.
+    """
+    if not isinstance(place, str) and not getattr(place.filesystem, "local_file", False):
+        return RemoteRange(place, known=known)
+    try:
+        source = FileRange(place if isinstance(place, str) else _cached_copy(place), mapped=mapped)
+    except FileNotFoundError as error:
+        if known is None:
+            raise
+        raise SnapshotChangedError("it was deleted since it was listed", url=str(error.filename)) from error
+    if not isinstance(place, str):
+        # Each process has a copy of its own, whose time says nothing of the object.
+        source.version = Version(source.size, None)
+    if known is not None and source.version != known.version:
+        source.close()
+        message = f"it is {source.version} now and was {known.version} when it was listed"
+        raise SnapshotChangedError(message, url=source.url)
+    return source
 
 
 def _cached_copy(place: Place) -> str:
@@ -69,6 +117,8 @@ class RemoteRange:
     ----------
     place
         Where it lies.
+    known
+        What is known of it: opening it is no request then, or one for its end.
 
     Raises
     ------
@@ -83,21 +133,29 @@ class RemoteRange:
     -----
     Opening is one request where the store takes a range that counts from the end, and two otherwise; the last 64 KiB
     are kept. ``requests`` counts ranges, without what a store needs besides them, and without repetitions. May be used
+    from several threads.
     """
 
     is_mapped = False
     address = 0
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, *, known: Known | None = None) -> None:
         self.url = place.url
         self._object = object_at(place)
-        version, tail = self._object.open(TAIL_BYTES)
-        self.size = version.size
+        self._lock, self._counts = threading.Lock(), threading.Lock()
+        self.requests = self.fetched_bytes = 0
+        if known is None:
+            self.version, tail = self._object.open(TAIL_BYTES)
+            self.requests, self.fetched_bytes = 1, len(tail)
+        else:
+            self._object.pin(known.version)
+            self.version, tail = known.version, known.tail or b""
+        self.size = self.version.size
         if not self.size:
             raise SnapshotIncompleteError("the object is empty", url=self.url)
-        self._lock, self._counts = threading.Lock(), threading.Lock()
-        self.requests, self.fetched_bytes = 1, len(tail)
         self._tail_start, self._tail = self.size - len(tail), pa.py_buffer(tail)
+        if known is not None:
+            self.keep_from(self.size - known.tail_bytes)
 
     def read(self, offset: int, size: int) -> pa.Buffer:
         """Return exactly ``size`` bytes from ``offset`` in new memory; long ranges over several connections.

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version
+from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
 from hurray_arrow.snapshot.stores import Place, is_taken
 
 

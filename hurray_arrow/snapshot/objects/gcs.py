@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version
+from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
 from hurray_arrow.snapshot.stores import Place
 
 _CONTENT_TYPE = "application/octet-stream"

@@ -9,7 +9,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError
-from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Filler, Part, Piece, StoreObject, Version
+from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Filler, Part, Piece, StoreObject
 from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, Place, TruncatedBodyError, is_transient, translated
 
 Answer = TypeVar("Answer")
@@ -38,7 +39,6 @@ class GenericObject(StoreObject):
         folder, _, name = place.path.rpartition("/")
         self._temporary = f"{folder}/.{name}.{secrets.token_hex(4)}.tmp".lstrip("/" if not folder else "")
         self._handle: Any = None
-        self._pinned: Version | None = None
         self._position = 0
 
     def version(self) -> Version | None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hurray_arrow.errors import SnapshotError, UnsupportedError
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version, total_of_content_range
+from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, total_of_content_range
 from hurray_arrow.snapshot.stores import TruncatedBodyError
 
 _CHUNK_BYTES = 1 << 18

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, Version
+from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
 from hurray_arrow.snapshot.stores import Place, status_of
 
 #: Parts that its writer holds and sends at the same time.

@@ -11,11 +11,12 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import fsspec.asyn
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError
+from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, TRIES, Place, TruncatedBodyError, is_transient, translated
 
 #: Requests of one call that are under way at the same time.
@@ -24,13 +25,6 @@ IN_FLIGHT = 8
 Answer = TypeVar("Answer")
 #: Bytes from an offset on, and the memory that they go to.
 Piece = tuple[int, memoryview]
-
-
-class Version(NamedTuple):
-    """What an object is now: its size in bytes, and what changes when it is replaced."""
-
-    size: int
-    identity: Any
 
 
 class Part(io.BytesIO):
@@ -64,6 +58,11 @@ class StoreObject(ABC):
 
     def __init__(self, place: Place) -> None:
         self.place = place
+        self._pinned: Version | None = None
+
+    def pin(self, version: Version) -> None:
+        """Have every later range be of a version that is known already; nothing is asked of the store."""
+        self._pinned = version
 
     @abstractmethod
     def version(self) -> Version | None:
@@ -143,7 +142,6 @@ class AsyncObject(StoreObject):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._pid = os.getpid()
-        self._pinned: Version | None = None
 
     @property
     def _fs(self) -> Any:
