@@ -13,7 +13,7 @@ import numpy as np
 
 from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerFormat
 from hurray_arrow.engines.layouts import PagePart
-from hurray_arrow.engines.page_copies import Int64Array, Words, read_pages
+from hurray_arrow.engines.page_copies import Int64Array, Words, reading_pages
 from hurray_arrow.engines.tables import PageTables
 from hurray_arrow.errors import CopyRequiredError, LayoutError
 from hurray_arrow.quantization import Quantization
@@ -178,7 +178,7 @@ def _pools(
         pairs += [(part.pages, out[..., part.first_word : part.first_word + part.pages.shape[-1]]) for part in parts]
         pools.append(out)
     if pairs:
-        read_pages(pairs, page_ids=selection.page_ids)
+        reading_pages(pairs, page_ids=selection.page_ids).run()
     if selection.page_ids is not None:
         for parts, pool in zip(of_layer, pools, strict=True):
             if not parts[0].component.startswith("page."):

@@ -7,9 +7,13 @@ is narrower than 64 bits: ids are int64 and places are numpy's own intp.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,15 +23,41 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[Any]
 
 #: Bytes that are copied of all parts together before the next pages: a part of any processor's second cache.
-_CHUNK_BYTES = 1 << 19
+_CHUNK_BYTES = 1 << 20
 #: Below this a thread costs more than it brings.
 _THREADED_BYTES = 1 << 23
 #: numpy keeps the size of an element in a C int.
 _MAX_ELEMENT_BYTES = 2**31 - 1
 
 
-def read_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array | None = None) -> None:
-    """Copy pages out of an engine's memory.
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Copies that are still to be made, in any order, a few pages each, and the bytes of all together."""
+
+    steps: Sequence[Callable[[], None]]
+    num_bytes: int
+
+    def run(self) -> None:
+        """Make them; much of it on two threads, for one does not fill the memory's bandwidth."""
+        # Both threads take from it in turn; an iterator over a list is safe to share.
+        steps = iter(self.steps)
+
+        def copy() -> None:
+            for step in steps:
+                step()
+
+        if self.num_bytes < _THREADED_BYTES:
+            copy()
+            return
+        # Both threads are done before an error is raised: nothing is written behind the caller's back.
+        with ThreadPoolExecutor(1, "hurray-arrow-pages") as pool:
+            other = pool.submit(copy)
+            copy()
+            other.result()
+
+
+def reading_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array | None = None) -> Copies:
+    """Give the copies of pages out of an engine's memory.
 
     Parameters
     ----------
@@ -53,11 +83,11 @@ def read_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array | N
                     page = int(page_ids[start + first])
                     np.copyto(into[first:last], pages[page : page + last - first])
 
-    _by_chunks(read, pairs[0][1].shape[0], pairs)
+    return _by_chunks(read, pairs[0][1].shape[0], pairs)
 
 
-def write_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array, source_ids: Int64Array) -> None:
-    """Copy whole pages into an engine's memory, and nothing beside them.
+def writing_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array, source_ids: Int64Array) -> Copies:
+    """Give the copies of whole pages into an engine's memory, and of nothing beside them.
 
     Parameters
     ----------
@@ -67,15 +97,20 @@ def write_pages(pairs: Sequence[tuple[Words, Words]], *, page_ids: Int64Array, s
     page_ids, source_ids
         Where each page goes, and where it comes from; already checked, ``page_ids`` distinct.
     """
-    merged = [_merged(pages, source) for pages, source in pairs]
+    merged = [_merged(*_in_order(pages, source)) for pages, source in pairs]
+    bounds = list(runs(source_ids))
 
     def write(start: int, stop: int) -> None:
-        for first, last in runs(source_ids[start:stop]):
-            into, page = page_ids[start + first : start + last], int(source_ids[start + first])
+        # numpy.take of the source would copy it first.
+        place = bisect.bisect_right(bounds, start, key=operator.itemgetter(0)) - 1
+        while start < stop:
+            last = min(bounds[place][1], stop)
+            page = int(source_ids[start])
             for pages, source in merged:
-                pages[into] = source[page : page + last - first]
+                pages[page_ids[start:last]] = source[page : page + last - start]
+            start, place = last, place + 1
 
-    _by_chunks(write, page_ids.size, pairs)
+    return _by_chunks(write, page_ids.size, pairs)
 
 
 def runs(ids: Int64Array) -> Iterator[tuple[int, int]]:
@@ -86,22 +121,17 @@ def runs(ids: Int64Array) -> Iterator[tuple[int, int]]:
         yield from itertools.pairwise(bounds)
 
 
-def _by_chunks(copy: Callable[[int, int], None], count: int, pairs: Sequence[tuple[Words, Words]]) -> None:
-    """Copy a few pages at a time; much of it on two threads, for one does not fill the memory's bandwidth."""
+def _by_chunks(copy: Callable[[int, int], None], count: int, pairs: Sequence[tuple[Words, Words]]) -> Copies:
     page_bytes = sum(int(np.prod(pages.shape[1:])) * pages.itemsize for pages, _ in pairs)
     step = max(1, _CHUNK_BYTES // max(1, page_bytes))
+    starts = range(0, count, step)
+    return Copies([partial(copy, start, min(start + step, count)) for start in starts], count * page_bytes)
 
-    def copy_range(bounds: range) -> None:
-        for start in bounds:
-            copy(start, min(start + step, count))
 
-    if count * page_bytes < _THREADED_BYTES:
-        copy_range(range(0, count, step))
-        return
-    # Both threads are done before an error is raised: nothing is written behind the caller's back.
-    with ThreadPoolExecutor(2, "hurray-arrow-pages") as pool:
-        middle = -(-count // step) // 2 * step
-        list(pool.map(copy_range, (range(0, middle, step), range(middle, count, step))))
+def _in_order(into: Words, source: Words) -> tuple[Words, Words]:
+    """Turn the axes behind the first so that memory is written in its order; numpy would write in that of the axes."""
+    axes = (0, *sorted(range(1, into.ndim), key=lambda axis: -into.strides[axis]))
+    return into.transpose(axes), source.transpose(axes)
 
 
 def _merged(one: Words, other: Words) -> tuple[Words, Words]:

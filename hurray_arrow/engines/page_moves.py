@@ -8,12 +8,12 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hurray_arrow.engines.page_copies import Int64Array, Words, write_pages
+from hurray_arrow.engines.page_copies import Copies, Int64Array, Words, writing_pages
 from hurray_arrow.errors import LayoutError
 
 #: An entry of ``block_ids`` that names no page.
@@ -89,30 +89,41 @@ class PageMoves:
             pieces=(),
         )
 
-    def write(self, pairs: Sequence[tuple[Words, Words]]) -> int:
-        """Move everything.
+    def copies(self, pairs: Sequence[tuple[Words, Words]]) -> Copies:
+        """Give the copies that move everything.
 
         Parameters
         ----------
         pairs
             Of each part of a layer ``[num_pages, page_size, num_heads, words]`` of the engine, writable, and
             ``[stored pages, stored page_size, num_heads, words]``.
-
-        Returns
-        -------
-        int
-            Bytes written.
         """
-        # The pool may be the one that the tensors were taken from without a copy.
-        pairs = [(pages, source.copy() if np.may_share_memory(pages, source) else source) for pages, source in pairs]
-        write_pages(pairs, page_ids=self.whole_ids, source_ids=self.whole_sources)
+        if any(np.may_share_memory(pages, source) for pages, source in pairs):
+            return self._apart(pairs)
+        whole = writing_pages(pairs, page_ids=self.whole_ids, source_ids=self.whole_sources)
+        if not self.pieces:
+            return whole
+        in_pieces = sum(count for *_, count in self.pieces)
+        slot_bytes = sum(pages.shape[2] * pages.shape[3] * pages.itemsize for pages, _ in pairs)
+        steps = [*whole.steps, lambda: self._write_pieces(pairs)]
+        return Copies(steps, whole.num_bytes + in_pieces * slot_bytes)
+
+    def _apart(self, pairs: Sequence[tuple[Words, Words]]) -> Copies:
+        """Copy the stored pages first: the pool may be the one that the tensors were taken from without a copy."""
+        pieces = np.array(self.pieces, np.int64).reshape(-1, 5)
+        used = np.unique(np.concatenate([self.whole_sources, pieces[:, 2]]))
+        pieces[:, 2] = np.searchsorted(used, pieces[:, 2])
+        moves = replace(
+            self,
+            whole_sources=np.searchsorted(used, self.whole_sources),
+            pieces=tuple((page, slot, stored, first, count) for page, slot, stored, first, count in pieces.tolist()),
+        )
+        return moves.copies([(pages, source[used]) for pages, source in pairs])
+
+    def _write_pieces(self, pairs: Sequence[tuple[Words, Words]]) -> None:
         for page, slot, stored_page, stored_slot, count in self.pieces:
             for pages, source in pairs:
                 pages[page, slot : slot + count] = source[stored_page, stored_slot : stored_slot + count]
-        in_pieces = sum(count for *_, count in self.pieces)
-        slots = [self.whole_ids.size * pages.shape[1] + in_pieces for pages, _ in pairs]
-        slot_bytes = [pages.shape[2] * pages.shape[3] * pages.itemsize for pages, _ in pairs]
-        return int(np.dot(slots, slot_bytes))
 
 
 def plan_moves(
@@ -244,6 +255,9 @@ def take_blocks(block_ids: Any, *, count: int, null_block: int | None, where: st
         raise LayoutError(f"{where}: block_ids {block_ids!r}, expected a list", expected="a list", actual=block_ids)
     taken = []
     for place, block in enumerate(block_ids):
+        if type(block) is int and 0 <= block < 2**63 and block != null_block:
+            taken.append(block)
+            continue
         value = block.item() if hasattr(block, "item") else block
         if value is None or (null_block is not None and value == null_block):
             taken.append(NO_PAGE)

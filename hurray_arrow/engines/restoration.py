@@ -8,8 +8,9 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from hurray_arrow.engines.groups import LayerFormat
 from hurray_arrow.engines.layouts import Content, PagePart, new_arrays
-from hurray_arrow.engines.page_copies import Words, read_pages
+from hurray_arrow.engines.page_copies import Copies, Words, reading_pages
 from hurray_arrow.engines.page_moves import PageMoves
 from hurray_arrow.engines.stored_layers import Layer, StoredGroup, completed_format, part_words
 from hurray_arrow.errors import LayoutError
@@ -77,7 +78,7 @@ def _new_layer(form: LayerFormat, layer: Layer) -> Any:
         dtype=element.pool_dtype,
     )
     parts = form.parts(arrays, writable=True)
-    read_pages([(part_words(layer[part.kv_role, part.component], part), part.pages) for part in parts])
+    reading_pages([(part_words(layer[part.kv_role, part.component], part), part.pages) for part in parts]).run()
     return arrays[0] if layout.arrays == 1 else arrays
 
 
@@ -162,18 +163,26 @@ def write_sequence(
                     move = move.of_whole_pages(same_size=same, where=f"{name}, {part.component}")
                 targets.append(_Target(group.kv_group, name, part, source, move))
     check_disjoint(targets)
+    # All parts of a layer go together, because they lie side by side; they have the same moves.
+    by_layer = {name: list(parts) for name, parts in itertools.groupby(targets, key=lambda target: target.layer)}
+    pages = {name: parts[0].moves.page_ids.tolist() for name, parts in by_layer.items()}
     written: dict[str, list[int]] = {}
-    num_bytes = 0
+
+    def noted(name: str, step: Callable[[], None]) -> None:
+        written[name] = pages[name]
+        step()
+
+    copies = {
+        name: parts[0].moves.copies([(target.part.pages, target.source) for target in parts])
+        for name, parts in by_layer.items()
+    }
+    steps = [partial(noted, name, step) for name, of_layer in copies.items() for step in of_layer.steps]
+    num_bytes = sum(of_layer.num_bytes for of_layer in copies.values())
     try:
-        # All parts of a layer go together, because they lie side by side; they have the same moves.
-        for name, of_layer in itertools.groupby(targets, key=lambda target: target.layer):
-            parts = list(of_layer)
-            written[name] = parts[0].moves.page_ids.tolist()
-            num_bytes += parts[0].moves.write([(target.part.pages, target.source) for target in parts])
+        Copies(steps, num_bytes).run()
     except Exception as exc:
         message = f"writing stopped ({exc!r}); pages written or begun: {written}"
-        everything = {target.layer: target.moves.page_ids.tolist() for target in targets}
-        raise LayoutError(message, expected=everything, actual=written) from exc
+        raise LayoutError(message, expected=pages, actual=written) from exc
     return Restored(
         num_tokens=num_tokens, page_ids={group: move.page_ids for group, move in moves.items()}, num_bytes=num_bytes
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hurray_arrow.engines import flashinfer, sglang, vllm
-from hurray_arrow.engines.page_copies import read_pages, write_pages
+from hurray_arrow.engines.page_copies import reading_pages, writing_pages
 from hurray_arrow.errors import LayoutError, SnapshotMismatchError, UnsupportedError
 from hurray_arrow.schemes import PerTensor
 from tests.engines import memory
@@ -246,7 +246,7 @@ def test_fault_16_and_17_ids_are_64_bits_wide():
     """FlashInfer 3136, vLLM 50427: products of 32-bit ids wrapped. Ids of the narrowest type name far pages here."""
     pages = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint16), (2**31, 1, 1, 1), (0, 0, 0, 0))
     out = np.ones((2, 1, 1, 1), np.uint16)
-    read_pages([(pages, out)], page_ids=np.array([2**31 - 1, 2**30], np.int64))
+    reading_pages([(pages, out)], page_ids=np.array([2**31 - 1, 2**30], np.int64)).run()
     assert not out.any()
     slots = np.array([[7 * 2**28 * 16]], np.int64)
     from hurray_arrow.engines.tables import of_req_to_token
@@ -682,6 +682,6 @@ def test_pages_of_types_narrower_than_a_byte_are_not_engines_pages():
 def test_copies_write_only_what_is_named():
     pages = np.full((7, 2, 1, 3), 9, np.uint16)
     source = np.arange(4 * 6, dtype=np.uint16).reshape(4, 2, 1, 3)
-    write_pages([(pages, source)], page_ids=np.array([5, 6, 0, 2]), source_ids=np.array([1, 2, 0, 3]))
+    writing_pages([(pages, source)], page_ids=np.array([5, 6, 0, 2]), source_ids=np.array([1, 2, 0, 3])).run()
     assert pages[[5, 6, 0, 2]].tolist() == source[[1, 2, 0, 3]].tolist()
     assert (pages[[1, 3, 4]] == 9).all()

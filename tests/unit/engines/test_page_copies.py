@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hurray_arrow.engines import page_copies
-from hurray_arrow.engines.page_copies import read_pages, runs, write_pages
+from hurray_arrow.engines.page_copies import reading_pages, runs, writing_pages
 
 PAGES, SLOTS, HEADS, WORDS = 23, 5, 3, 7
 
@@ -39,7 +39,7 @@ def test_reading(dtype, ids):
     page_ids = None if ids is None else np.array(ids, np.int64)
     expected = dense if ids is None else dense[ids]
     outs = {name: np.zeros(expected.shape, dense.dtype) for name in views}
-    read_pages([(view, outs[name]) for name, view in views.items()], page_ids=page_ids)
+    reading_pages([(view, outs[name]) for name, view in views.items()], page_ids=page_ids).run()
     assert all(out.tobytes() == expected.tobytes() for out in outs.values())
 
 
@@ -59,14 +59,14 @@ def test_writing(dtype, ids):
         pool = np.zeros_like(view)
         pool[...] = dense[::-1]
         assert pool.strides == view.strides or name == "packed"
-        write_pages([(pool, dense)], page_ids=np.array(ids, np.int64), source_ids=sources)
+        writing_pages([(pool, dense)], page_ids=np.array(ids, np.int64), source_ids=sources).run()
         assert pool.tobytes() == expected.tobytes(), name
 
 
 def test_what_lies_between_strided_pages_is_not_written():
     memory = np.full((PAGES, 2, SLOTS, HEADS, WORDS), 9, np.uint16)
     dense, _ = pools(np.uint16)
-    write_pages([(memory[:, 1], dense)], page_ids=np.arange(PAGES), source_ids=np.arange(PAGES))
+    writing_pages([(memory[:, 1], dense)], page_ids=np.arange(PAGES), source_ids=np.arange(PAGES)).run()
     assert (memory[:, 0] == 9).all()
     assert np.array_equal(memory[:, 1], dense)
 
@@ -79,7 +79,7 @@ def test_an_error_on_a_thread_comes_when_both_are_done(monkeypatch):
     ids = np.arange(PAGES)
     ids[2] = PAGES
     with pytest.raises(IndexError):
-        write_pages([(pool, dense)], page_ids=ids, source_ids=np.arange(PAGES))
+        writing_pages([(pool, dense)], page_ids=ids, source_ids=np.arange(PAGES)).run()
     written = pool.copy()
     assert all(np.array_equal(pool[page], dense[page]) or not pool[page].any() for page in range(PAGES))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("hurray-arrow-pages")]
