@@ -7,7 +7,7 @@ and every sequence, stands for such a piece, and pyarrow says which of them are 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -18,8 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyarrow import fs
 
+from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.views.selection import Places
-from hurray_arrow.views.view import KEY_FIELDS, View
+from hurray_arrow.views.view import KEY_FIELDS, URL_FIELD, View
 
 _TENSOR_SCHEMA = pa.schema(KEY_FIELDS)
 _SEQUENCE_SCHEMA = pa.schema(
@@ -63,7 +64,7 @@ class ViewDataset(ds.Dataset):
         if filter is None and names and not isinstance(names, Mapping) and set(names) <= set(self.view.columns):
             return _Reading(self.view.projected(names))
         view = self.view if filter is None else _admitted(self.view, filter)
-        needed = _needed(view, columns, filter)
+        needed = needed_columns(view, columns, filter)
         reader = view.projected(needed).reader()
         options = {name: value for name, value in options.items() if name in ("batch_size", "use_threads")}
         return ds.Scanner.from_batches(
@@ -120,7 +121,7 @@ class _Fragment(ds.Fragment):
         return self.dataset.scanner(**options)
 
 
-def _needed(view: View, columns: Any, condition: pc.Expression | None) -> Sequence[str]:
+def needed_columns(view: View, columns: Any, condition: pc.Expression | None) -> Sequence[str]:
     """Return the columns that a scan takes, in the view's order, and at least one: rows are counted on it."""
     if columns is None:
         return view.columns
@@ -134,17 +135,42 @@ def _needed(view: View, columns: Any, condition: pc.Expression | None) -> Sequen
 
 
 def _admitted(view: View, condition: pc.Expression) -> View:
-    entries = view.selection.entries
+    entries = admitted_entries(view.selection.entries, view.schema, condition)
+    return admitted_sequences(view.narrowed(entries=[entry.tensor_index for entry in entries]), condition)
+
+
+def admitted_entries(
+    entries: Sequence[Entry], schema: pa.Schema, condition: pc.Expression, *, url: str | None = None
+) -> list[Entry]:
+    """Return the tensors of which a condition may leave a row.
+
+    Parameters
+    ----------
+    entries
+        Tensors of one snapshot.
+    schema
+        The view's columns; every one that the condition names is among them.
+    condition
+        The condition on rows.
+    url
+        What column ``url`` says, where the condition may name it.
+    """
     rows = [[getattr(entry, field.name) for field in KEY_FIELDS] for entry in entries]
-    kept = [entries[place].tensor_index for place in _pieces(_TENSOR_SCHEMA, rows, view.schema, condition)]
-    view = view.narrowed(entries=kept)
+    return [entries[place] for place in _pieces(_TENSOR_SCHEMA, rows, schema, condition, url=url)]
+
+
+def admitted_sequences(view: View, condition: pc.Expression, *, url: str | None = None) -> View:
+    """Return a view without the sequences of which a condition leaves no row; as :func:`admitted_entries`.
+
+    The tables are read where the condition names sequences.
+    """
     if "sequence" in view.schema.names or "sequence_id" in view.schema.names:
-        places = _places(view, condition)
+        places = _places(view, condition, url)
         view = view if places is None else view.narrowed(places=places)
     return view
 
 
-def _places(view: View, condition: pc.Expression) -> Places | None:
+def _places(view: View, condition: pc.Expression, url: str | None) -> Places | None:
     if not re.search(r"\bsequence(_id)?\b", str(condition)):
         return None
     rows: list[list[Any]] = []
@@ -156,18 +182,20 @@ def _places(view: View, condition: pc.Expression) -> Places | None:
         rows += [[kv_group, sequence, ids[sequence]] for sequence in range(num_seqs)]
         if len(rows) > _MOST_SEQUENCES:
             return None
-    kept = [rows[place] for place in _pieces(_SEQUENCE_SCHEMA, rows, view.schema, condition)]
+    kept = [rows[place] for place in _pieces(_SEQUENCE_SCHEMA, rows, view.schema, condition, url=url)]
     return {g: np.array([row[1] for row in kept if row[0] == g], np.int64) for g in selection.kv_groups}
 
 
 def _pieces(
-    known: pa.Schema, rows: Iterable[Sequence[Any]], schema: pa.Schema, condition: pc.Expression
+    known: pa.Schema, rows: Sequence[Sequence[Any]], schema: pa.Schema, condition: pc.Expression, *, url: str | None
 ) -> Iterator[int]:
     """Say which of the rows, of which only some columns are known, a condition can admit."""
+    if url is not None:
+        known, rows, schema = pa.schema([URL_FIELD, *known]), [[url, *row] for row in rows], schema.insert(0, URL_FIELD)
     format_, nowhere = ds.IpcFileFormat(), fs.SubTreeFileSystem("/", fs.LocalFileSystem())
     fields = [(place, field) for place, field in enumerate(known) if field.name in schema.names]
     if not fields:
-        return iter(range(len(list(rows))))
+        return iter(range(len(rows)))
     fragments = [
         format_.make_fragment(
             str(number), nowhere, partition_expression=reduce(and_, (_is(row[place], field) for place, field in fields))

@@ -112,10 +112,12 @@ class PagesView(View):
                     yield self._batch({**_makers(entry, facts, ids), **values})
 
     def _page_ids(self, entry: Entry, facts: GroupFacts) -> Int64Array:
+        start, stop = self.page_range or (0, facts.num_pages)
         if self.selection.places is None:
-            return np.arange(facts.num_pages)
+            return np.arange(start, stop)
         rows = [facts.page_ids(sequence) for sequence in self.selection.places_of(entry, facts)]
-        return np.unique(np.concatenate([*rows, facts.table[:0]]))
+        ids: Int64Array = np.unique(np.concatenate([*rows, facts.table[:0]]))
+        return ids[(ids >= start) & (ids < stop)]
 
     def _values(self, tensor: BlockPagedTensor, page_ids: Int64Array, scratch: Scratch) -> pa.Array:
         raw = self.values == "raw"

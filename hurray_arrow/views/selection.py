@@ -44,8 +44,12 @@ class Selection:
     _facts: dict[_FactsKey, GroupFacts] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, snapshot: Snapshot, *, sequence: SequenceSelector = None, **selectors: Any) -> Selection:
+    def of(
+        cls, snapshot: Snapshot, *, sequence: SequenceSelector = None, every: bool = True, **selectors: Any
+    ) -> Selection:
         """Return what the selectors of :meth:`Snapshot.select` and ``sequence`` admit.
+
+        ``every=False`` takes no offence at sequences that are not there: among many snapshots, most lack most.
 
         Raises
         ------
@@ -55,7 +59,7 @@ class Selection:
         entries = tuple(snapshot.select(**selectors))
         if sequence is None:
             return cls(snapshot, entries)
-        return cls(snapshot, entries, _places(snapshot, entries, sequence))
+        return cls(snapshot, entries, _places(snapshot, entries, sequence, every=every))
 
     @property
     def kv_groups(self) -> list[int]:
@@ -101,10 +105,15 @@ def _key(entry: Entry) -> _FactsKey:
     return entry.kv_group, entry.page_shape[0], entry.num_pages
 
 
-def _places(snapshot: Snapshot, entries: Iterable[Entry], sequence: SequenceSelector) -> Places:
+def wanted_sequences(sequence: SequenceSelector) -> list[int | str]:
+    """Return the places and ids that a selector of sequences, not ``None``, names."""
     one = isinstance(sequence, str) or not isinstance(sequence, Collection)
     given: list[Any] = [sequence] if one else list(sequence)  # type: ignore[arg-type]  # what is not one is several
-    wanted: list[int | str] = [each if isinstance(each, str) else operator.index(each) for each in given]
+    return [each if isinstance(each, str) else operator.index(each) for each in given]
+
+
+def _places(snapshot: Snapshot, entries: Iterable[Entry], sequence: SequenceSelector, *, every: bool) -> Places:
+    wanted = wanted_sequences(sequence)
     asked = set(wanted)
     missing = set(wanted)
     places = {}
@@ -115,7 +124,7 @@ def _places(snapshot: Snapshot, entries: Iterable[Entry], sequence: SequenceSele
         named = {place for place, name in enumerate(ids) if name in asked}
         missing -= {*found, *(ids[place] for place in named)}
         places[kv_group] = np.array(sorted(found | named), np.int64)
-    for each in wanted:
+    for each in wanted if every else ():
         if each in missing:
             error = KeyError if isinstance(each, str) else IndexError
             raise error(f"no sequence {each!r} in the kv_groups {sorted(places)}")

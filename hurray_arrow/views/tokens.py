@@ -113,23 +113,34 @@ class TokensView(View):
                 heads = entry.page_shape[1] if self.per_head else 1
                 listing = TokenListing(facts, self.selection.places_of(entry, facts))
                 for run in listing.runs(0, listing.num_tokens, max(1, _ROWS_AT_ONCE // max(1, heads))):
-                    yield self._batch(self._makers(entry, run))
+                    if some := run.within(self.page_range):
+                        yield self._batch(self._makers(entry, some))
             return
         for entry, pages, facts in self.selection.opened(at_once=TENSORS_AT_ONCE):
             yield from self._valued(entry, pages, facts)
 
     def _valued(self, entry: Entry, pages: TensorPages, facts: GroupFacts) -> Iterator[pa.RecordBatch]:
-        page_size, num_heads, head_dim = entry.page_shape
+        _, num_heads, head_dim = entry.page_shape
         listing = TokenListing(facts, self.selection.places_of(entry, facts))
         elems = num_heads * head_dim
         most = _ROWS_AT_ONCE // (num_heads if self.per_head else 1)
         if self._wants(["values"]):
             most = min(most, BATCH_BYTES // (4 * elems))
-        page_bytes = pages.tensor.element_type.size_bytes(page_size * elems)
-        for start, stop in listing.windows(max(1, WINDOW_BYTES // max(1, page_bytes))):
-            tensor = pages.read(listing.page_ids(start, stop))
+        for start, stop, page_ids in self._windows(listing, pages.tensor):
+            tensor = pages.read(page_ids)
             for run in listing.runs(start, stop, max(1, most)):
-                yield self._batch({**self._makers(entry, run), **self._numbers(tensor, run)})
+                if some := run.within(self.page_range):
+                    yield self._batch({**self._makers(entry, some), **self._numbers(tensor, some)})
+
+    def _windows(self, listing: TokenListing, tensor: BlockPagedTensor) -> Iterator[tuple[int, int, Int64Array]]:
+        """Cut the tokens by the pages that are in memory at once, and say which those are."""
+        if self.page_range is not None:
+            # All tokens of so many pages, however often sequences share them: each page is read once.
+            yield 0, listing.num_tokens, listing.pages_within(self.page_range)
+            return
+        page_bytes = tensor.element_type.size_bytes(tensor.descriptor.page_elems)
+        for start, stop in listing.windows(max(1, WINDOW_BYTES // max(1, page_bytes))):
+            yield start, stop, listing.page_ids(start, stop)
 
     def _makers(self, entry: Entry, run: TokenRun) -> dict[str, Callable[[], Any]]:
         heads = entry.page_shape[1] if self.per_head else 1
@@ -232,6 +243,14 @@ class TokenListing:
         found: Int64Array = run.pages[0]
         return found
 
+    def pages_within(self, page_range: tuple[int, int]) -> Int64Array:
+        """Return which pages of a range hold tokens, ascending."""
+        held = np.zeros(self.facts.num_pages, np.bool_)
+        for run in self.runs(0, self.num_tokens, _ROWS_AT_ONCE):
+            held[run.page_id] = True
+        start, stop = page_range
+        return np.flatnonzero(held[start:stop]) + start
+
 
 @dataclass(frozen=True)
 class TokenRun:
@@ -245,6 +264,14 @@ class TokenRun:
 
     def __len__(self) -> int:
         return len(self.token)
+
+    def within(self, page_range: tuple[int, int] | None) -> TokenRun:
+        """Return those of the tokens that lie in a range of pages; ``None`` for all."""
+        if page_range is None:
+            return self
+        start, stop = page_range
+        some = (self.page_id >= start) & (self.page_id < stop)
+        return TokenRun(self.facts, self.sequence[some], self.token[some], self.entry[some], self.slot[some])
 
     @property
     def page_id(self) -> Int64Array:

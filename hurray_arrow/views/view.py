@@ -20,6 +20,8 @@ from hurray_arrow.views.selection import Places, Selection
 #: Each column of a batch, made when it is wanted.
 Makers: TypeAlias = Mapping[str, Callable[[], Any]]
 
+#: The column that says, where rows are of many snapshots, which one a row is of.
+URL_FIELD = pa.field("url", pa.utf8())
 #: The columns that say which tensor a row is about.
 KEY_FIELDS = (
     pa.field("tensor_index", pa.uint32()),
@@ -48,6 +50,8 @@ class View(ABC):
     """
 
     NAME: ClassVar[str]
+    #: Of each tensor only the pages from here up to there; ``None`` for all.
+    page_range: tuple[int, int] | None = None
     #: The columns that were asked for.
     schema: pa.Schema
 
@@ -80,6 +84,12 @@ class View(ABC):
         """Return the same view of fewer tensors and sequences; see :meth:`Selection.narrowed`."""
         made = copy.copy(self)
         made.selection = self.selection.narrowed(entries=entries, places=places)
+        return made
+
+    def within(self, page_range: tuple[int, int] | None) -> Self:
+        """Return the same view of some pages of each tensor, by page id and half-open, and of the tokens in them."""
+        made = copy.copy(self)
+        made.page_range = page_range
         return made
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
