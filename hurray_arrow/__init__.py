@@ -18,6 +18,7 @@ from hurray_arrow.arrow import (
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.elements import ELEMENT_TYPES, ElementType, PrivateType, element_type
 from hurray_arrow.errors import (
+    CatalogError,
     CopyRequiredError,
     ExtensionMetadataError,
     HurrayArrowError,
@@ -68,6 +69,7 @@ __all__ = [
     "BlockTableArray",
     "BlockTableType",
     "BufferHandle",
+    "CatalogError",
     "CopyReport",
     "CopyRequiredError",
     "ElementType",

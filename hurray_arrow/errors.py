@@ -17,6 +17,7 @@
     │ ├ SnapshotCorruptError                  .problems
     │ └ SnapshotChangedError
     ├ LayoutError (ValueError)                .expected .actual
+    ├ CatalogError (ValueError)               .problems .url
     └ MissingDependencyError (ImportError)    .extra
 
 ``FileNotFoundError``, ``FileExistsError`` and ``PermissionError`` stay the builtins.
@@ -123,6 +124,10 @@ class ProblemCode(StrEnum):
     SET_MEMBER_DUPLICATE = "set_member_duplicate"
     TENSOR_KEY_DUPLICATE = "tensor_key_duplicate"
     UNVERIFIED = "unverified"
+    # catalogues of snapshots
+    CATALOG_INVALID = "catalog_invalid"
+    CATALOG_KEY_MISMATCH = "catalog_key_mismatch"
+    CATALOG_MISMATCH = "catalog_mismatch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +324,31 @@ class LayoutError(HurrayArrowError, ValueError):
         self.expected = expected
         self.actual = actual
         super().__init__(message)
+
+
+class CatalogError(HurrayArrowError, ValueError):
+    """A catalogue is damaged, or not the one that the caller means.
+
+    Parameters
+    ----------
+    problem
+        What is wrong; kept in the tuple ``.problems``.
+    url
+        The catalogue's path or URL.
+    """
+
+    def __init__(self, problem: Problem, *, url: str = "") -> None:
+        self.problems: tuple[Problem, ...] = (problem,)
+        self.url = url
+        super().__init__(f"{url}: {problem}" if url else str(problem))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), url=self.url), self.problems, self.__dict__
+
+    @property
+    def codes(self) -> list[str]:
+        """The codes of ``.problems``."""
+        return [str(problem.code) for problem in self.problems]
 
 
 class MissingDependencyError(HurrayArrowError, ImportError):

@@ -5,11 +5,12 @@ Spec: snapshot format, section 2 (``sequences``, absent pages).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hurray_arrow.sequences import Integers, MediaSpan, Sequences, UInt32Array, take_integers
 
@@ -43,6 +44,31 @@ class PrefixGroup:
     window_tokens: int | None = None
     adapter: str | None = None
     tenant: str | None = None
+
+
+class StoredPrefixes(NamedTuple):
+    """The prefixes of one stored sequence that can be restored, and what they are prefixes of.
+
+    Parameters
+    ----------
+    sequence
+        Its place.
+    adapter, tenant
+        Whose it is.
+    token_ids
+        uint32 ``[tokens]``.
+    media
+        The media in it.
+    lengths
+        int64, ascending: multiples of the step, and the longest prefix of all.
+    """
+
+    sequence: int
+    adapter: str | None
+    tenant: str | None
+    token_ids: UInt32Array
+    media: tuple[MediaSpan, ...]
+    lengths: npt.NDArray[np.int64]
 
 
 def match_prefix(
@@ -117,8 +143,8 @@ def match_groups(
     prompt = take_integers(token_ids, np.uint32, where="token_ids")
     spans = tuple(media or ())
     best = PrefixMatch(None, 0)
-    for s in range(min((_num_seqs(group.sequences) for group in groups), default=0)):
-        if any(not _belongs(group, s, adapter=adapter, tenant=tenant) for group in groups):
+    for s in range(_num_seqs(groups)):
+        if any(_owner(group, s) != (adapter, tenant) for group in groups):
             continue
         stored = _first_known(groups, "token_ids", s)
         if stored is None or min(stored.size, prompt.size) <= best.num_tokens:
@@ -131,6 +157,38 @@ def match_groups(
         if num_tokens > best.num_tokens:
             best = PrefixMatch(s, num_tokens, _first_known(groups, "ids", s))
     return best
+
+
+def stored_prefixes(groups: Sequence[PrefixGroup], *, step_tokens: int) -> Iterator[StoredPrefixes]:
+    """Give for each sequence the prefixes that :func:`match_groups` finds whole when it is asked for exactly them.
+
+    Parameters
+    ----------
+    groups
+        As of :func:`match_groups`.
+    step_tokens
+        Lengths that are multiples of this are given, beside the longest.
+
+    Yields
+    ------
+    StoredPrefixes
+        In order. Sequences whose token ids nobody knows, of which nothing can be restored, or on whose adapter or
+        tenant the groups disagree, are left out: nothing ever matches them.
+    """
+    for s in range(_num_seqs(groups)):
+        owners = {_owner(group, s) for group in groups}
+        token_ids = _first_known(groups, "token_ids", s)
+        if token_ids is None or len(owners) != 1:
+            continue
+        media = tuple(_first_known(groups, "media", s) or ())
+        longest = _largest(token_ids.size, [_media_rule(media, media), *(_storage_rule(group, s) for group in groups)])
+        if longest:
+            steps = np.arange(step_tokens, longest, step_tokens, dtype=np.int64)
+            for group in groups:
+                steps = steps[_within(steps, _restorable_ranges(group, s))]
+            for span in media:
+                steps = steps[(steps <= span.first_token) | (steps >= span.first_token + span.num_tokens)]
+            yield StoredPrefixes(s, *owners.pop(), token_ids, media, np.append(steps, longest))
 
 
 Rule = Callable[[int], int]
@@ -168,18 +226,34 @@ def _media_rule(stored: Sequence[MediaSpan], given: Sequence[MediaSpan]) -> Rule
 
 
 def _storage_rule(group: PrefixGroup, s: int) -> Rule:
-    runs, window = _stored_runs(group, s), group.window_tokens
+    ranges = _restorable_ranges(group, s)
 
     def rule(num_tokens: int) -> int:
-        best = 0
-        for first, stop in runs:
-            # A run that starts late holds all that the next token looks at only from its own first window on.
-            least = 0 if first == 0 else None if window is None else first + window - 1
-            if least is not None and least <= min(stop, num_tokens):
-                best = max(best, min(stop, num_tokens))
-        return best
+        return max((min(stop, num_tokens) for least, stop in ranges if least <= num_tokens), default=0)
 
     return rule
+
+
+def _restorable_ranges(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
+    """Give the ranges, ends included and ascending, of the lengths at which all that the next token looks at is stored.
+
+    A run that starts late has that only from its own first window on.
+    """
+    window = group.window_tokens
+    ranges = []
+    for first, stop in _stored_runs(group, s):
+        least = 0 if first == 0 else None if window is None else first + window - 1
+        if least is not None and least <= stop:
+            ranges.append((least, stop))
+    return ranges
+
+
+def _within(lengths: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    most = np.iinfo(np.int64).max
+    bounds = np.array([(min(least, most), min(stop, most)) for least, stop in ranges], np.int64).reshape(-1, 2)
+    place = np.searchsorted(bounds[:, 0], lengths, side="right") - 1
+    stops = np.append(bounds[:, 1], -1)
+    return lengths <= stops[place]
 
 
 def _stored_runs(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
@@ -201,10 +275,12 @@ def _stored_runs(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
     return runs
 
 
-def _belongs(group: PrefixGroup, s: int, *, adapter: str | None, tenant: str | None) -> bool:
-    named = [None if entries is None else entries[s] for entries in (group.sequences.adapter, group.sequences.tenant)]
-    general = (group.adapter, group.tenant)
-    return [other if own is None else own for own, other in zip(named, general, strict=True)] == [adapter, tenant]
+def _owner(group: PrefixGroup, s: int) -> tuple[str | None, str | None]:
+    """Give the adapter and the tenant that a sequence belongs to."""
+    adapters, tenants = group.sequences.adapter, group.sequences.tenant
+    adapter = None if adapters is None else adapters[s]
+    tenant = None if tenants is None else tenants[s]
+    return group.adapter if adapter is None else adapter, group.tenant if tenant is None else tenant
 
 
 def _first_known(groups: Sequence[PrefixGroup], name: str, s: int) -> Any:
@@ -212,5 +288,5 @@ def _first_known(groups: Sequence[PrefixGroup], name: str, s: int) -> Any:
     return next((entries[s] for entries in facts if entries is not None and entries[s] is not None), None)
 
 
-def _num_seqs(sequences: Sequences) -> int:
-    return min(sequences.sizes().values(), default=0)
+def _num_seqs(groups: Sequence[PrefixGroup]) -> int:
+    return min((min(group.sequences.sizes().values(), default=0) for group in groups), default=0)

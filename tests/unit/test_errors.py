@@ -19,6 +19,7 @@ RAISED = [
     ha.SnapshotIncompleteError("no end batch", url="s3://bucket/a.arrow"),
     ha.SnapshotCorruptError([PROBLEM, PROBLEM], url="s3://bucket/a.arrow"),
     ha.SnapshotChangedError("it was overwritten", url="s3://bucket/a.arrow"),
+    ha.CatalogError(PROBLEM, url="s3://bucket/catalog.parquet"),
     ha.LayoutError("page_size", expected=16, actual=5),
     ha.MissingDependencyError("ray", extra="ray"),
 ]

@@ -31,7 +31,7 @@ FLOORS = [
     ["arrow"],
     ["snapshot"],
     ["share"],
-    ["views"],
+    ["catalog", "views"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
