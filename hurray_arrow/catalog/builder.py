@@ -146,8 +146,8 @@ def build_catalog(
 
     Notes
     -----
-    Memory holds a row group of rows, a run of digests (about 100 MB) and what ``2 × at_once`` snapshots add, whatever
-    the number of snapshots. One build at a time may write to a destination: of two, the last one's stays.
+    Memory holds a row group of rows, a run of digests (together about 200 MB) and what ``2 × at_once`` snapshots add,
+    whatever the number of snapshots. One build at a time may write to a destination: of two, the last one's stays.
     """
     if rows not in SCHEMAS or on_error not in ("list", "raise") or at_once < 1:
         raise ValueError(f"rows {rows!r}, on_error {on_error!r}, at_once {at_once}: see the documentation")

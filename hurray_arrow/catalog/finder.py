@@ -151,7 +151,7 @@ def _admitted(catalogue: Catalog, expect: Mapping[str, Any]) -> npt.NDArray[np.b
     schema = SCHEMAS[catalogue.document.rows]
     wanted = {_EXPECTED[name]: value for name, value in expect.items()}
     try:
-        scalars = {name: pa.scalar(value, schema.field(name).type) for name, value in wanted.items()}
+        scalars = {name: _scalar(value, schema.field(name).type) for name, value in wanted.items()}
     except (pa.ArrowException, TypeError, OverflowError) as error:
         raise ValueError(f"expect: {error}") from error
     for table in catalogue.row_groups(["file_index", *wanted]):
@@ -160,6 +160,11 @@ def _admitted(catalogue: Catalog, expect: Mapping[str, Any]) -> npt.NDArray[np.b
             alike &= np.asarray(pc.fill_null(pc.equal(table[name], scalar), fill_value=False))
         admitted[_checked(catalogue, np.asarray(table["file_index"]))[alike]] = True
     return admitted
+
+
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return a value as the column has it; text may stand for a number, as on a command line."""
+    return pa.scalar(value).cast(kind) if isinstance(value, str) else pa.scalar(value, kind)
 
 
 def _checked(catalogue: Catalog, files: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

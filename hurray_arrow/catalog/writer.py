@@ -19,7 +19,7 @@ from hurray_arrow.snapshot.upload import RemoteFile
 
 #: Rows that are held back for one row group, and digests for one run: 32 bytes each, and some copies for sorting.
 GROUP_ROWS = 1 << 15
-RUN_ROWS = 1 << 20
+RUN_ROWS = 1 << 19
 _ALIGN_BYTES = 64
 
 PREFIX_SCHEMA = pa.schema(

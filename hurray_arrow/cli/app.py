@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from hurray_arrow.arrow.metadata import package_version
+from hurray_arrow.cli.catalog import catalog, find_prompt
 from hurray_arrow.cli.copy import archive, copy
 from hurray_arrow.cli.demo import demo
 from hurray_arrow.cli.inspect import inspect
@@ -41,7 +42,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_version(), message="%(prog)s %(version)s")
 def app() -> None:
-    """Look at, check, copy and try snapshots of paged KV caches.
+    """Look at, check, copy, list and try snapshots of paged KV caches.
 
     URLs are paths or anything fsspec knows: s3://, gs://, abfs://, https://, memory://.
 
@@ -54,4 +55,6 @@ app.add_command(validate)
 app.add_command(verify)
 app.add_command(copy)
 app.add_command(archive)
+app.add_command(catalog)
+app.add_command(find_prompt)
 app.add_command(demo)

@@ -14,15 +14,23 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def key_values(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
     """Return ``KEY=VALUE`` texts as a dictionary; a value that is JSON is taken as such, anything else as text."""
     found: dict[str, Any] = {}
+    for key, value in key_texts(context, parameter, given).items():
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
+
+
+def key_texts(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """Return ``KEY=VALUE`` texts as a dictionary of texts."""
+    found: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not key or not equals:
             # The value may be a secret, so only what stands before it is shown.
             raise click.BadParameter(f"{key!r}: expected KEY=VALUE", context, parameter)
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
+        found[key] = value
     return found
 
 

@@ -10,7 +10,16 @@ from typing import Any
 
 from fsspec.callbacks import Callback
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 #: Columns of text that a table gets where there is no terminal to ask, and the least it gets where there is one:
 #: a narrow terminal wraps lines, and nothing is cut off.
@@ -53,7 +62,7 @@ def print_json(document: Any) -> None:
 
 
 class BarCallback(Callback):  # type: ignore[misc]  # fsspec has no types
-    """A progress bar that moves with an fsspec callback, in bytes.
+    """A progress bar that moves with an fsspec callback.
 
     Parameters
     ----------
@@ -75,10 +84,11 @@ class BarCallback(Callback):  # type: ignore[misc]  # fsspec has no types
 
 
 @contextmanager
-def progress(description: str) -> Iterator[Callback]:
+def progress(description: str, *, in_bytes: bool = True) -> Iterator[Callback]:
     """Give a callback whose bar is drawn on stderr while the block runs, and only where that is a terminal."""
     screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    counted: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
+    columns = (TextColumn("{task.description}"), BarColumn(), *counted)
     bar = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal)
     with bar:
         yield BarCallback(bar, description)
