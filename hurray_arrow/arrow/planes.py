@@ -5,12 +5,17 @@ Spec: snapshot format, section 5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 #: Elements that are taken apart or joined at a time, so that both sides stay in the cache.
 _BLOCK_ELEMS = 1 << 15
+#: Elements of these widths are shifted as integers, which is up to twice as fast as picking bytes.
+_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def to_planes(raw: Bytes, width_bytes: int) -> Bytes:
@@ -28,14 +33,21 @@ def to_planes(raw: Bytes, width_bytes: int) -> Bytes:
     numpy.ndarray
         uint8 ``[width_bytes, elems]``, new: row k holds byte k of every element.
     """
-    elements = raw.reshape(-1, width_bytes)
-    planes = np.empty((width_bytes, len(elements)), np.uint8)
-    for start in range(0, len(elements), _BLOCK_ELEMS):
-        planes[:, start : start + _BLOCK_ELEMS] = elements[start : start + _BLOCK_ELEMS].T
+    planes = np.empty((width_bytes, len(raw) // width_bytes), np.uint8)
+    word = _WORDS.get(width_bytes)
+    if word is None:
+        planes[...] = raw.reshape(-1, width_bytes).T
+        return planes
+    words, shifted = raw.view(word), np.empty(_BLOCK_ELEMS, word)
+    for start in range(0, len(words), _BLOCK_ELEMS):
+        block = words[start : start + _BLOCK_ELEMS]
+        for number, plane in enumerate(planes):
+            np.right_shift(block, 8 * number, out=shifted[: len(block)])
+            np.copyto(plane[start : start + len(block)], shifted[: len(block)], casting="unsafe")
     return planes
 
 
-def from_planes(planes: list[Bytes], out: Bytes) -> None:
+def from_planes(planes: Sequence[Bytes], out: Bytes) -> None:
     """Join elements again.
 
     Parameters
@@ -45,8 +57,16 @@ def from_planes(planes: list[Bytes], out: Bytes) -> None:
     out
         uint8 ``[elems * len(planes)]``: filled.
     """
-    elements = out.reshape(-1, len(planes))
-    for start in range(0, len(elements), _BLOCK_ELEMS):
-        block = elements[start : start + _BLOCK_ELEMS]
+    word = _WORDS.get(len(planes))
+    if word is None:
         for number, plane in enumerate(planes):
-            block[:, number] = plane[start : start + _BLOCK_ELEMS]
+            out.reshape(-1, len(planes))[:, number] = plane
+        return
+    words, shifted = out.view(word), np.empty(_BLOCK_ELEMS, word)
+    for start in range(0, len(words), _BLOCK_ELEMS):
+        block = words[start : start + _BLOCK_ELEMS]
+        block[...] = planes[0][start : start + len(block)]
+        for number, plane in enumerate(planes[1:], 1):
+            np.copyto(shifted[: len(block)], plane[start : start + len(block)])
+            np.left_shift(shifted[: len(block)], 8 * number, out=shifted[: len(block)])
+            np.bitwise_or(block, shifted[: len(block)], out=block)
