@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,11 @@ class SnapshotPlace:
 
     path: str
     how: Mapping[str, Any] = field(repr=False)
-    #: Looked up at once, and once: fsspec makes a filesystem for each thread that asks for one.
-    _at: str | Place = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_at", locate(self.path, **self.how))
+    @cached_property
+    def _at(self) -> str | Place:
+        # Looked up once: fsspec makes a filesystem for each thread that asks for one.
+        return locate(self.path, **self.how)
 
     @classmethod
     def of(
@@ -109,6 +110,10 @@ class Pin:
     place: SnapshotPlace
     known: Known = field(repr=False)
     snapshot_id: str
+
+    def lighter(self) -> Pin:
+        """Return the pin without the end of the file."""
+        return replace(self, known=self.known._replace(tail=None))
 
     def open(self) -> Snapshot:
         """Open the snapshot again: no request, or one where its end is long.

@@ -45,18 +45,26 @@ class Selection:
 
     @classmethod
     def of(
-        cls, snapshot: Snapshot, *, sequence: SequenceSelector = None, every: bool = True, **selectors: Any
+        cls,
+        snapshot: Snapshot,
+        *,
+        sequence: SequenceSelector = None,
+        every: bool = True,
+        tensors: Collection[int] | None = None,
+        **selectors: Any,
     ) -> Selection:
         """Return what the selectors of :meth:`Snapshot.select` and ``sequence`` admit.
 
         ``every=False`` takes no offence at sequences that are not there: among many snapshots, most lack most.
+        ``tensors`` leaves those of this ``tensor_index`` only; ``None`` all.
 
         Raises
         ------
         KeyError, IndexError
             No group among the tensors selected has a sequence of this id, or at this place.
         """
-        entries = tuple(snapshot.select(**selectors))
+        chosen = snapshot.select(**selectors)
+        entries = tuple(entry for entry in chosen if tensors is None or entry.tensor_index in tensors)
         if sequence is None:
             return cls(snapshot, entries)
         return cls(snapshot, entries, _places(snapshot, entries, sequence, every=every))

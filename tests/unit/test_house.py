@@ -32,6 +32,7 @@ FLOORS = [
     ["snapshot"],
     ["share"],
     ["catalog", "views"],
+    ["ray"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
@@ -55,6 +56,7 @@ SERVED_BY = {
     "polars": {"views"},
     "pandas": {"views"},
     "datafusion": {"views"},
+    "ray": {"ray"},
     "azure": {"snapshot"},
     "obstore": {"snapshot"},
 }
