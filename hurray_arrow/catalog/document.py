@@ -16,8 +16,9 @@ from typing import Any, Literal, cast, get_args
 from hurray_arrow import _json
 from hurray_arrow.catalog.columns import SCHEMAS, Rows
 from hurray_arrow.errors import CatalogError, Problem, ProblemCode
+from hurray_arrow.snapshot.checksums import xxh3_hex
 
-DOCUMENT_KEY = b"hurray_arrow.catalog"
+DOCUMENT_KEY, HASH_KEY = b"hurray_arrow.catalog", b"hurray_arrow.catalog_xxh3"
 VERSION = 1
 _MAX_BYTES = 16 << 20
 _HEX = re.compile("[0-9a-f]+")
@@ -81,8 +82,12 @@ class Document:
     key_check: str | None = None
     runs: tuple[Run, ...] = ()
 
-    def as_json(self) -> str:
-        """Return the document as canonical JSON."""
+    def metadata(self) -> dict[bytes, bytes]:
+        """Return the key-value metadata that carries the document and its hash: Parquet's footer has none."""
+        text = self._as_json().encode()
+        return {DOCUMENT_KEY: text, HASH_KEY: xxh3_hex(text).encode()}
+
+    def _as_json(self) -> str:
         names = ("url", "rows", "num_files", "created", "producer")
         found: dict[str, Any] = {"version": VERSION} | {name: getattr(self, name) for name in names}
         if self.step_tokens is not None:
@@ -91,7 +96,7 @@ class Document:
         return _json.dumps(found)
 
     @classmethod
-    def from_json(cls, text: bytes, *, url: str) -> Document:
+    def from_metadata(cls, pairs: Mapping[bytes, bytes] | None, *, url: str) -> Document:
         """Read the document.
 
         Raises
@@ -99,6 +104,12 @@ class Document:
         CatalogError
             ``catalog_invalid``.
         """
+        text = (pairs or {}).get(DOCUMENT_KEY)
+        if text is None:
+            raise invalid("file", "Parquet, and no catalogue", url=url)
+        found, expected = xxh3_hex(text), (pairs or {}).get(HASH_KEY, b"").decode("ascii", "replace")
+        if found != expected:
+            raise invalid("document", f"xxh3 {found}, expected {expected:.20}", url=url)
         try:
             return cls._read(_json.loads(text, max_bytes=_MAX_BYTES))
         except _json.JsonError as error:

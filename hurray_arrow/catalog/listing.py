@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from hurray_arrow.snapshot.files import PathLike, Source
 from hurray_arrow.snapshot.remote import open_range
@@ -93,7 +94,7 @@ class Folder:
             options = {"storage_options": storage_options} if by_url else {"filesystem": place.filesystem}
             self._options: Mapping[str, Any] = options
         else:
-            self._filesystem, self._options = fsspec.filesystem("file"), {}
+            self._filesystem, self._options = _Disk(skip_instance_cache=True), {}
             self._path = _absolute(place)
         self._named_by_url = by_url and not self._is_local
 
@@ -109,10 +110,8 @@ class Folder:
         """
         try:
             self._filesystem.invalidate_cache()
-            # Unreadable folders would be left out without a word.
-            strict = {"on_error": "raise"} if self._is_local else {}
             look = self._filesystem.glob if self._is_glob else self._filesystem.find
-            infos = look(self._path, detail=True, **strict)
+            infos = look(self._path, detail=True)
             # Of a path that is a file itself some filesystems say nothing but that.
             found = {path: info or self._filesystem.info(path) for path, info in infos.items()}
         except Exception as error:
@@ -134,6 +133,14 @@ class Folder:
         url = path if self._is_local else shown(self._filesystem.unstrip_protocol(path))
         size = info.get("size")
         return Listed(_text(url), None if size is None else int(size), _identity(info), opened, self._options)
+
+
+class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """The system's files, and an error for a folder that cannot be read: fsspec would leave it out without a word."""
+
+    def walk(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
+        """Walk a tree; fsspec forgets ``on_error`` below the first folder."""
+        return super().walk(path, maxdepth, **{**options, "on_error": "raise"})
 
 
 def url_of(place: str | Place) -> str:

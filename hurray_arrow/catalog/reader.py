@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from hurray_arrow.catalog.columns import SCHEMAS
 from hurray_arrow.catalog.contents import Prefixes
-from hurray_arrow.catalog.document import DOCUMENT_KEY, Document, Run, RunKind, invalid
+from hurray_arrow.catalog.document import Document, Run, RunKind, invalid
 from hurray_arrow.catalog.writer import PREFIX_SCHEMA
 from hurray_arrow.errors import HurrayArrowError, SnapshotIncompleteError
 from hurray_arrow.snapshot.checksums import xxh3_hex
@@ -81,10 +81,8 @@ class Catalog:
         self._source = source
         with self._damage("footer"):
             self._parquet = parquet.ParquetFile(arrow_file(source), page_checksum_verification=True, pre_buffer=True)
-            text = (self._parquet.metadata.metadata or {}).get(DOCUMENT_KEY)
-        if text is None:
-            raise invalid("file", "Parquet, and no catalogue", url=self.url)
-        self.document = Document.from_json(text, url=self.url)
+            pairs = self._parquet.metadata.metadata
+        self.document = Document.from_metadata(pairs, url=self.url)
         self._runs: dict[Run, Prefixes] = {}
 
     @property
@@ -107,13 +105,18 @@ class Catalog:
         Raises
         ------
         CatalogError
-            ``catalog_invalid``: a page does not match its checksum, or is none.
+            ``catalog_invalid``: a page does not match its checksum, or is none; a column is missing or another.
         """
+        schema = SCHEMAS[self.document.rows]
+        names = schema.names if columns is None else list(columns)
+        expected = pa.schema([schema.field(name) for name in names])
         for number in range(self._parquet.num_row_groups):
             with self._damage(f"row group {number}"):
                 if files is not None and not self._has_some(number, files):
                     continue
-                table = self._parquet.read_row_group(number, columns=None if columns is None else list(columns))
+                table = self._parquet.read_row_group(number, columns=names).select(names)
+                if not table.schema.equals(expected):
+                    raise TypeError(f"columns {table.schema.names}, expected {names} of their types")
             yield table
 
     def run(self, run: Run, *, verify: bool = False) -> Prefixes:
@@ -143,11 +146,15 @@ class Catalog:
             return Prefixes(*(column.to_numpy(zero_copy_only=True) for column in batch.columns))
 
     def runs(self, kind: RunKind) -> Iterator[Prefixes]:
-        """Return the digests of all runs of a kind; what came from a store is kept for the next question."""
+        """Return the digests of all runs of a kind.
+
+        What comes from a store is compared with its hash, and kept for the next question. A mapped catalogue is not: a
+        search touches a few pages of it.
+        """
         for run in self.document.runs:
             if run.kind == kind:
                 if run not in self._runs:
-                    self._runs[run] = self.run(run)
+                    self._runs[run] = self.run(run, verify=not self._source.is_mapped)
                 yield self._runs[run]
 
     def close(self) -> None:
@@ -182,5 +189,5 @@ class Catalog:
             raise invalid(where, error.message, url=self.url) from error
         except HurrayArrowError:
             raise
-        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, StopIteration) as error:
+        except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, OverflowError, StopIteration) as error:
             raise invalid(where, str(error), url=self.url) from error

@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from hurray_arrow.catalog.columns import SCHEMAS, Rows
 from hurray_arrow.catalog.contents import Prefixes
-from hurray_arrow.catalog.document import DOCUMENT_KEY, Document, Run, RunKind
+from hurray_arrow.catalog.document import Document, Run, RunKind
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.files import AtomicFile
 from hurray_arrow.snapshot.upload import RemoteFile
@@ -86,7 +86,7 @@ class CatalogWriter:
             self._write_run(kind)
         self._write_rows()
         whole = dataclasses.replace(document, runs=tuple(self._runs))
-        self._parquet.add_key_value_metadata({DOCUMENT_KEY: whole.as_json().encode()})
+        self._parquet.add_key_value_metadata(whole.metadata())
         self._parquet.close()
         self._output.file.publish()
 

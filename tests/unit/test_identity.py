@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ import pytest
 import hurray_arrow as ha
 from hurray_arrow.identity import check_expected, config_digest, match_prefix, model_metadata, rope_of, tensor_facts
 from hurray_arrow.prefixes import PrefixGroup, match_groups, stored_prefixes
+from tests.prefix_groups import ADAPTERS, TENANTS, only, random_groups
 
 METADATA = {
     "model": {
@@ -359,52 +359,20 @@ def test_matches_agree_with_a_plain_loop(seed):
     assert found.sequence == (lengths.index(max(lengths)) if max(lengths) else None)
 
 
-def random_groups(rng):
-    """One to three groups over the same four sequences: holes, windows, media, owners, lengths that nobody knows."""
-    token_ids = [rng.integers(0, 3, rng.integers(0, 30)).astype(np.uint32) for _ in range(4)]
-    names = [None, "a", "b"]
-    facts = {
-        "token_ids": [None if rng.integers(6) == 0 else ids for ids in token_ids],
-        "adapter": [names[rng.integers(2)] for _ in token_ids],
-        "media": [
-            [
-                ha.MediaSpan(first, int(rng.integers(0, 5)), "d")
-                for first in sorted(rng.integers(0, 20, rng.integers(3)))
-            ]
-            for _ in token_ids
-        ],
-    }
-    groups = []
-    for number in range(rng.integers(1, 4)):
-        positions = [
-            None if rng.integers(2) else np.unique(rng.integers(0, 8, 5)) * 3 + rng.integers(2) for _ in token_ids
-        ]
-        lens = [
-            len(ids) if at is None else int(rng.integers(3 * len(at) - 2, 3 * len(at) + 1))
-            for ids, at in zip(token_ids, positions, strict=True)
-        ]
-        own = facts if number == 0 else {"tenant": [names[rng.integers(2)] for _ in token_ids]}
-        window = None if rng.integers(2) else int(rng.integers(1, 9))
-        sequences = ha.Sequences(seq_lens=lens, page_positions=positions, **own)
-        groups.append(PrefixGroup(sequences, 3, window_tokens=window, tenant="t", adapter=names[rng.integers(2)]))
-    return groups
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_stored_prefixes_are_those_that_match_whole(seed):
     """What is listed is found when it is asked for, and nothing that is a step or the longest is left out."""
     rng = np.random.default_rng(seed)
     groups = random_groups(rng)
     listed = {each.sequence: each for each in stored_prefixes(groups, step_tokens=4)}
+    facts = groups[0].sequences
     for s in range(4):
-        facts = groups[0].sequences
-        # Groups of this one sequence, so that no other one can match in its place.
-        alone = [replace(group, sequences=one_of(group.sequences, s)) for group in groups]
+        alone = only(groups, s)
         token_ids, media = facts.token_ids and facts.token_ids[s], facts.media and facts.media[s]
         whole = [
             (adapter, tenant, n)
-            for adapter in (None, "a", "b")
-            for tenant in (None, "a", "b", "t")
+            for adapter in ADAPTERS
+            for tenant in TENANTS
             for n in range(1, 0 if token_ids is None else token_ids.size + 1)
             if match_groups(alone, token_ids[:n], adapter=adapter, tenant=tenant, media=media).num_tokens == n
         ]
@@ -417,13 +385,6 @@ def test_stored_prefixes_are_those_that_match_whole(seed):
             assert (found.adapter, found.tenant) == whole[0][:2]
             assert np.array_equal(found.token_ids, token_ids)
             assert found.media == tuple(media or ())
-
-
-def one_of(sequences, s):
-    lens, known = sequences.seq_lens, sequences.seq_lens_known
-    names = ("ids", "token_ids", "page_positions", "adapter", "tenant", "media")
-    facts = {name: getattr(sequences, name) and [getattr(sequences, name)[s]] for name in names}
-    return ha.Sequences(seq_lens=[None if known is not None and not known[s] else int(lens[s])], **facts)
 
 
 def test_positions_at_the_end_of_uint64_are_no_prefix():
