@@ -25,6 +25,7 @@ from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES
 from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.snapshot.plane_sizes import PlaneSizes, plane_sizes
 from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
 from hurray_arrow.snapshot.tail import Tail
 
@@ -122,6 +123,10 @@ class ArchiveIndexedRows(IndexedRows):
             problems = checksum_problems(found, row.page_checksums, where=where, page_ids=page_ids)
             if problems:
                 raise SnapshotCorruptError(problems, url=self.source.url)
+
+    def plane_sizes(self, tensor_index: int, *, most_rows: int) -> PlaneSizes:
+        """Return what the byte planes of a tensor's pages take; see :meth:`IndexedRows.plane_sizes`."""
+        return plane_sizes(self.source, self._schema, self._places[tensor_index], most_rows=most_rows)
 
     def _stored_many(self, places: Sequence[IndexRow]) -> list[pa.Buffer]:
         return self.source.read_many([(place.offset, place.block.end - place.offset) for place in places])

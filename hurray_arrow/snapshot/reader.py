@@ -29,6 +29,7 @@ from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, Selectors, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
+from hurray_arrow.snapshot.plane_sizes import PlaneSizes
 from hurray_arrow.snapshot.read_ahead import read_ahead
 from hurray_arrow.snapshot.row_source import IndexedRows
 from hurray_arrow.snapshot.row_stream import row_reader
@@ -280,6 +281,30 @@ class Snapshot(ViewDoors):
             for entry in some:
                 self._check_companions(entry)
             yield from reader.open(some)
+
+    def plane_sizes(self, entry: Entry, *, most_rows: int = 16) -> PlaneSizes | None:
+        """Return what the byte planes of an archived tensor's pages take, from the headers of its rows.
+
+        Parameters
+        ----------
+        entry
+            The tensor.
+        most_rows
+            Rows looked at, at equal distances.
+
+        Returns
+        -------
+        PlaneSizes or None
+            ``None`` where pages are not compressed, or the snapshot was recovered.
+
+        Raises
+        ------
+        SnapshotCorruptError, UnsupportedError
+            As :func:`~hurray_arrow.snapshot.plane_sizes.plane_sizes`.
+        """
+        if not isinstance(self._rows, IndexedRows):
+            return None
+        return self._rows.plane_sizes(entry.tensor_index, most_rows=most_rows)
 
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
         """Check everything: hashes, structure, every tensor's invariants, every page checksum.

@@ -22,6 +22,7 @@ from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC, IndexRow
+from hurray_arrow.snapshot.plane_sizes import PlaneSizes
 from hurray_arrow.snapshot.tail import Tail
 
 
@@ -117,6 +118,11 @@ class IndexedRows(ABC):
     @abstractmethod
     def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
         """Put one piece, read from ``offset``, into the tensor's memory."""
+
+    def plane_sizes(self, tensor_index: int, *, most_rows: int) -> PlaneSizes | None:
+        """Return what the byte planes of a tensor's pages take; ``None`` where pages are not compressed."""
+        del tensor_index, most_rows
+        return None
 
     @property
     def checks_rows(self) -> bool:
