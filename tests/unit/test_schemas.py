@@ -17,12 +17,13 @@ from hurray_arrow import HurrayArrowError, PageClass, PagePoolType, SchemaPlan, 
 from hurray_arrow.arrow.metadata import metadata_problems, new_metadata
 from hurray_arrow.arrow.page_class import page_pool_metadata, parse_metadata, parse_page_pool_metadata
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType
+from hurray_arrow.catalog.document import Document
 from hurray_arrow.snapshot.index import Index
 from tests.faults.small import METADATA, small_tensors
 from tests.sample import ALL_ELEMENT_TYPES
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
-NAMES = ("block_table", "index", "page_pool", "snapshot")
+NAMES = ("block_table", "catalog", "index", "page_pool", "snapshot")
 
 #: The plans of the text: one page class that is cut and one of packed bytes; the archive's planes beside them.
 PLANS = {
@@ -117,6 +118,22 @@ def test_metadata_of_every_table(validators):
 
 GOOD = {
     "block_table": {"version": 1},
+    "catalog": {
+        "version": 1,
+        "url": "s3://bucket/caches",
+        "rows": "tensors",
+        "num_files": 7,
+        "created": "2026-01-02T03:04:05Z",
+        "producer": {"name": "x", "version": "1"},
+        "prefixes": {
+            "step_tokens": 16,
+            "key_check": "0123456789abcdef0123456789abcdef",
+            "runs": [
+                {"kind": "ends", "num_rows": 5, "offset_bytes": 64, "num_bytes": 720, "xxh3": "0123456789abcdef"},
+                {"kind": "steps", "num_rows": 3, "offset_bytes": 832, "num_bytes": 656, "xxh3": "f123456789abcdef"},
+            ],
+        },
+    },
     "page_pool": {"version": 1, "element_type": "int8", "page_shape": [2, 3, 5], "encoding": "plain"},
     "snapshot": {**new_metadata({}, profile="share", page_align_bytes=64, partial=False)},
     "index": {
@@ -157,6 +174,28 @@ DROPPED = object()
 CHANGES = [
     ("block_table", "version", [], [DROPPED, None, 0, -1, "1", True, [1]]),
     ("block_table", "colour", ["red", {"deep": [1]}], []),
+    ("catalog", "version", [], [DROPPED, None, 2, "1", True]),
+    ("catalog", "url", ["x"], [DROPPED, None, 7]),
+    ("catalog", "rows", ["snapshots"], [DROPPED, None, "pages", 1]),
+    ("catalog", "num_files", [0, "7"], [DROPPED, None, -1, 1.5, True, "x"]),
+    ("catalog", "created", [""], [DROPPED, None, 7]),
+    (
+        "catalog",
+        "producer",
+        [{"name": "x", "version": "2", "more": 1}],
+        [DROPPED, None, "x", {}, {"name": "x"}, {"name": 1, "version": "1"}],
+    ),
+    ("catalog", "prefixes", [DROPPED], [None, {}, [], "x"]),
+    ("catalog", "prefixes.step_tokens", [1, "16", "01"], [DROPPED, None, 0, -1, "0", "000", True, 1.5]),
+    ("catalog", "prefixes.key_check", ["f" * 32], [DROPPED, None, "F" * 32, "f" * 31, "f" * 33, 7]),
+    ("catalog", "prefixes.runs", [[]], [DROPPED, None, {}, [1], [[]], [{}]]),
+    ("catalog", "prefixes.runs.0.kind", ["steps"], [DROPPED, None, "step", 1]),
+    ("catalog", "prefixes.runs.0.num_rows", [0, "5"], [DROPPED, None, -1, 1.5, True]),
+    ("catalog", "prefixes.runs.0.offset_bytes", [64, "64"], [DROPPED, None, -64, "x"]),
+    ("catalog", "prefixes.runs.0.num_bytes", ["720"], [DROPPED, None, -1, []]),
+    ("catalog", "prefixes.runs.0.xxh3", ["f" * 16], [DROPPED, None, "F" * 16, "f" * 15, 7]),
+    ("catalog", "prefixes.runs.1.colour", ["red"], []),
+    ("catalog", "colour", [None, {"deep": 1}], []),
     ("page_pool", "version", [], [DROPPED, None, 0, "1", False]),
     ("page_pool", "element_type", [], [DROPPED, None, 7, ["int8"]]),
     ("page_pool", "encoding", [], [DROPPED, None, 7]),
@@ -252,6 +291,12 @@ def code_takes(name, document):
         match name:
             case "block_table":
                 parse_metadata(text)
+            case "catalog":
+                pairs = {
+                    b"hurray_arrow.catalog": text,
+                    b"hurray_arrow.catalog_xxh3": xxhash.xxh3_64_hexdigest(text).encode(),
+                }
+                Document.from_metadata(pairs, url="u")
             case "page_pool":
                 parse_page_pool_metadata(text, pa.list_(pa.field("item", pa.int8(), nullable=False), 30))
             case "snapshot":
@@ -288,6 +333,9 @@ def test_every_described_key_is_in_the_table(validators):
     tried = {(name, path.rpartition(".")[2]) for name, path, _, _ in CHANGES}
     for name in NAMES:
         assert {(name, key) for key in validators[name].schema["properties"]} <= tried
+    prefixes = validators["catalog"].schema["properties"]["prefixes"]["properties"]
+    run = validators["catalog"].schema["$defs"]["run"]["properties"]
+    assert {("catalog", key) for key in (*prefixes, *run)} <= tried
     rows = validators["index"].schema["$defs"]["row"]["properties"]
     assert {("index", key) for key in rows} - tried == {("index", "small_xxh3")}, "streams have tests of their own"
 
