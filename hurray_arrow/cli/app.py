@@ -12,6 +12,7 @@ from hurray_arrow.cli.copy import archive, copy
 from hurray_arrow.cli.demo import demo
 from hurray_arrow.cli.inspect import inspect
 from hurray_arrow.cli.output import printable
+from hurray_arrow.cli.report import report
 from hurray_arrow.cli.validate import validate, verify
 from hurray_arrow.errors import HurrayArrowError
 
@@ -55,6 +56,7 @@ app.add_command(validate)
 app.add_command(verify)
 app.add_command(copy)
 app.add_command(archive)
+app.add_command(report)
 app.add_command(catalog)
 app.add_command(find_prompt)
 app.add_command(demo)

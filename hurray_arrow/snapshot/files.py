@@ -98,7 +98,7 @@ class AtomicFile:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
         if not overwrite and self.path.exists():
-            raise FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", str(self.path))
+            raise FileExistsError(errno.EEXIST, "it exists, and overwrite is False", str(self.path))
         self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
         self._file: BinaryIO = os.fdopen(os.open(self._temporary, flags, 0o600), "w+b", buffering=_BUFFER_BYTES)

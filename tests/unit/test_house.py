@@ -32,7 +32,7 @@ FLOORS = [
     ["snapshot"],
     ["share"],
     ["catalog", "views"],
-    ["ray"],
+    ["ray", "report"],
     ["cli"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
@@ -57,6 +57,9 @@ SERVED_BY = {
     "pandas": {"views"},
     "datafusion": {"views"},
     "ray": {"ray"},
+    "matplotlib": {"report"},
+    "jinja2": {"report"},
+    "markupsafe": {"report"},
     "azure": {"snapshot"},
     "obstore": {"snapshot"},
 }

@@ -1,0 +1,82 @@
+"""Tables of the numbers behind a picture, and numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: What stands where there is no number.
+NOTHING = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers as a page shows them.
+
+    Parameters
+    ----------
+    caption
+        What they are.
+    columns
+        The heads; the first column names the row.
+    rows
+        Texts, as many in each as there are columns. They may hold a snapshot's names, which are data.
+    note
+        What was left out, or how to read it.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def integer(number: Any) -> str:
+    """Return ``1,234``."""
+    return f"{int(number):,}"
+
+
+def count(number: Any, noun: str) -> str:
+    """Return ``1 page`` or ``1,234 pages``."""
+    return f"{int(number):,} {noun}" + ("" if int(number) == 1 else "s")
+
+
+def decimal(number: Any) -> str:
+    """Return four significant digits, or that there is no number."""
+    value = float(number)
+    return f"{value:.4g}" if math.isfinite(value) else NOTHING
+
+
+def percent(part: Any, whole: Any) -> str:
+    """Return a share such as ``12.5 %``, or that there is nothing to have a share of."""
+    return f"{100 * float(part) / float(whole):.1f} %" if whole else NOTHING
+
+
+def size(num_bytes: Any) -> str:
+    """Return a number of bytes as people read it, such as ``1.9 MB`` (powers of 1000)."""
+    amount = float(num_bytes)
+    if amount < 1000:
+        return f"{int(num_bytes)} B"
+    for unit in ("kB", "MB", "GB"):
+        amount /= 1000
+        if amount < 1000:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1000:.1f} TB"
+
+
+def span(first: int, last: int) -> str:
+    """Return a closed range such as ``16–31``, or its only number."""
+    return integer(first) if first == last else f"{integer(first)}–{integer(last)}"
+
+
+def spans(length: int, most: int) -> list[tuple[int, int]]:
+    """Cut ``length`` things into at most ``most`` half-open ranges of one size, the last perhaps shorter."""
+    step = max(1, -(-length // most))
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def sentence(parts: Sequence[str]) -> str:
+    """Join what there is of some texts."""
+    return " ".join(part for part in parts if part)
