@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, MEDIA_TYPE, SEQUENCES_TYPE
-from hurray_arrow.arrow.windows import list_window, primitive_values, validity
+from hurray_arrow.arrow.windows import list_window, numpy_dtype, primitive_values, validity
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
 from hurray_arrow.sequences import MediaSpan, Sequences
 
@@ -102,7 +102,7 @@ def _ragged(
     mask = pa.array([value is None for value in values], pa.bool_())
     return pa.ListArray.from_arrays(
         pa.array(offsets.astype(np.int32)),
-        pa.array(flat.astype(item_type.to_pandas_dtype())),
+        pa.array(flat.astype(numpy_dtype(item_type))),
         type=list_type,
         mask=mask,
     )

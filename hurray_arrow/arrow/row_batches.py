@@ -17,6 +17,7 @@ from hurray_arrow.arrow.page_class import BYTE_PLANES, PageClass
 from hurray_arrow.arrow.planes import to_planes
 from hurray_arrow.arrow.schema import MAX_LIST_ITEMS, SchemaPlan
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES
+from hurray_arrow.arrow.windows import numpy_dtype
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -172,7 +173,7 @@ def _block_table(tensor: BlockPagedTensor, kind: pa.DataType) -> pa.Array:
     seq_ptr = tensor.seq_ptr
     same_width = seq_ptr.itemsize == np.dtype(offset_type).itemsize
     offsets = seq_ptr.view(offset_type) if same_width else seq_ptr.astype(offset_type)
-    item_dtype = storage.value_type.to_pandas_dtype()
+    item_dtype = numpy_dtype(storage.value_type)
     values = _primitive(tensor.block_table.astype(item_dtype, copy=False), storage.value_type)
     table = pa.Array.from_buffers(storage, tensor.num_seqs, [None, pa.py_buffer(offsets)], children=[values])
     return _one_list(pa.ExtensionArray.from_storage(kind.value_type, table), kind)

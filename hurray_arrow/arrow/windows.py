@@ -5,6 +5,7 @@ Spec: snapshot format, section 1.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,18 @@ def primitive_bytes(array: pa.Array) -> npt.NDArray[np.uint8]:
 
 def primitive_values(array: pa.Array) -> npt.NDArray[Any]:
     """Return a primitive array's values in their own dtype; a read-only view that keeps the buffer alive."""
-    values: npt.NDArray[Any] = primitive_bytes(array).view(array.type.to_pandas_dtype())
+    values: npt.NDArray[Any] = primitive_bytes(array).view(numpy_dtype(array.type))
     return values
+
+
+@cache
+def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """Return the numpy dtype of a primitive type's values.
+
+    ``to_pandas_dtype`` says the same, but asks pandas for its version in pyarrow before 20, and so needs it.
+    """
+    dtype: np.dtype[Any] = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
+    return dtype
 
 
 def list_window(array: pa.ListArray | pa.LargeListArray) -> tuple[npt.NDArray[Any], pa.Array]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from hurray_arrow.arrow.windows import numpy_dtype
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.views.selection import Places, Selection
 
@@ -132,7 +133,7 @@ def key_makers(entry: Entry, num_rows: int) -> dict[str, Callable[[], pa.Array]]
 
 def with_nulls(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
     """Return an array in which what is ``missing`` is null, whatever stands there."""
-    return pa.array(np.where(missing, 0, values).astype(kind.to_pandas_dtype()), kind, mask=missing)
+    return pa.array(np.where(missing, 0, values).astype(numpy_dtype(kind)), kind, mask=missing)
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -148,7 +149,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
         # Counts and places are never negative.
         return pa.array(values.view(np.uint64), kind)
     if isinstance(values, np.ndarray) and pa.types.is_primitive(kind):
-        return pa.array(values.astype(kind.to_pandas_dtype(), copy=False), kind)
+        return pa.array(values.astype(numpy_dtype(kind), copy=False), kind)
     return pa.array(values, kind)
 
 
