@@ -49,6 +49,8 @@ class BatchLayout:
     ----------
     num_rows
         The batch's length.
+    nodes
+        ``(length, null count)`` of each array, in schema order.
     buffers
         ``(offset, length)`` of each buffer in the body, in bytes, in schema order.
     compression
@@ -56,6 +58,7 @@ class BatchLayout:
     """
 
     num_rows: int
+    nodes: tuple[tuple[int, int], ...]
     buffers: tuple[tuple[int, int], ...]
     compression: int | None
 
@@ -142,11 +145,13 @@ def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:
     batch = table.table(2)
     if batch is None:
         raise IpcLayoutError("the message has no header")
-    start, count = batch.vector(2, 16)
-    buffers = tuple(struct.iter_unpack("<qq", batch.data[start : start + 16 * count]))
+    nodes, buffers = (
+        tuple(struct.iter_unpack("<qq", batch.data[start : start + 16 * count]))
+        for start, count in (batch.vector(1, 16), batch.vector(2, 16))
+    )
     compression = batch.table(3)
     codec = None if compression is None else int(compression.scalar(0, "<b"))
-    return BatchLayout(int(batch.scalar(0, "<q")), buffers, codec)
+    return BatchLayout(int(batch.scalar(0, "<q")), nodes, buffers, codec)
 
 
 def record_batches_field(footer: bytes) -> int:

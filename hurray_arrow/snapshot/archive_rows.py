@@ -13,12 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 from fsspec.callbacks import Callback
 
-from hurray_arrow.arrow.ipc_file import block_of, encoded_batch
+from hurray_arrow.arrow.compressed_batch import compressed_batch
+from hurray_arrow.arrow.ipc_file import block_of
+from hurray_arrow.arrow.page_buffers import page_buffers
+from hurray_arrow.arrow.page_class import BYTE_PLANES, PageClass
 from hurray_arrow.arrow.row_batches import page_row_batch, row_batch
 from hurray_arrow.arrow.schema import SchemaPlan
-from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums, xxh3_hex
+from hurray_arrow.snapshot.checksums import checksum_piece_bytes, page_checksums
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.placed import PlacedTensor
 from hurray_arrow.snapshot.row_sink import Output
@@ -27,7 +31,11 @@ from hurray_arrow.snapshot.row_sink import Output
 MAX_ROW_BYTES = 8 << 20
 #: A pool up to this size lies in its tensor's first row: another row costs 3 KiB of headers, and a request to read it.
 ONE_ROW_BYTES = 1 << 20
-ZSTD_LEVEL = 1
+#: Elements whose most significant byte is nearly all of an 8-bit exponent.
+_WIDE_EXPONENTS = ("bfloat16", "float32")
+
+#: One row's bytes in order, and the hash of all of them.
+_Encoded = tuple[list[bytes | memoryview], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,7 @@ class _EncodedRow:
     page_offset: int
     num_pages: int
     pages_bytes: int
-    encoded: Future[tuple[pa.Buffer, str]]
+    encoded: Future[_Encoded]
 
 
 class ArchiveRows:
@@ -65,9 +73,7 @@ class ArchiveRows:
         self._plan, self._schema = plan, schema
         self._with_checksums = checksums
         self._progress = progress
-        self._options = pa.ipc.IpcWriteOptions(
-            allow_64bit=True, use_threads=False, compression=pa.Codec("zstd", ZSTD_LEVEL)
-        )
+        self._page_buffers = page_buffers(schema)
         workers = os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(workers, "hurray-arrow-archive")
         self._most_in_flight = workers + 2
@@ -110,10 +116,11 @@ class ArchiveRows:
             self._write(self._in_flight.popleft())
 
     def _write(self, row: _EncodedRow) -> None:
-        encoded, row_xxh3 = row.encoded.result()
+        parts, row_xxh3 = row.encoded.result()
         offset = self._output.position
-        self._output.write(encoded)
-        place = block_of(offset, memoryview(encoded)[:8], encoded.size)
+        for part in parts:
+            self._output.write(part)
+        place = block_of(offset, parts[0], self._output.position - offset)
         self.rows.append(
             row.placed.index_row(
                 row.encoding,
@@ -125,7 +132,7 @@ class ArchiveRows:
         )
         self._progress.relative_update(row.pages_bytes)
 
-    def _encode_first(self, placed: PlacedTensor, *, whole: bool) -> tuple[pa.Buffer, str]:
+    def _encode_first(self, placed: PlacedTensor, *, whole: bool) -> _Encoded:
         pool = placed.tensor.buffers[0]
         batch = row_batch(
             placed.tensor,
@@ -137,11 +144,9 @@ class ArchiveRows:
             with_pages=whole,
             page_checksums=self._checksums(placed, pool if whole else pool[:0]),
         )
-        return self._encode(batch)
+        return self._encode(placed, batch)
 
-    def _encode_pages(
-        self, placed: PlacedTensor, page_offset: int, pages: npt.NDArray[np.uint8]
-    ) -> tuple[pa.Buffer, str]:
+    def _encode_pages(self, placed: PlacedTensor, page_offset: int, pages: npt.NDArray[np.uint8]) -> _Encoded:
         batch = page_row_batch(
             placed.tensor,
             plan=self._plan,
@@ -152,11 +157,21 @@ class ArchiveRows:
             pages=pages,
             page_checksums=self._checksums(placed, pages),
         )
-        return self._encode(batch)
+        return self._encode(placed, batch)
 
-    def _encode(self, batch: pa.RecordBatch) -> tuple[pa.Buffer, str]:
-        encoded = encoded_batch(batch, options=self._options)
-        return encoded, xxh3_hex(encoded)
+    def _encode(self, placed: PlacedTensor, batch: pa.RecordBatch) -> _Encoded:
+        page_class = self._plan.page_class_of(placed.tensor.descriptor)
+        parts = compressed_batch(batch, exponents=self._exponents(page_class))
+        row_hash = xxhash.xxh3_64()
+        for part in parts:
+            row_hash.update(part)
+        return parts, row_hash.hexdigest()
+
+    def _exponents(self, page_class: PageClass) -> int | None:
+        in_planes = page_class.fits_a_column and page_class.encoding == BYTE_PLANES
+        if not in_planes or page_class.element_type not in _WIDE_EXPONENTS:
+            return None
+        return self._page_buffers[self._plan.page_classes.index(page_class)][-1]
 
     def _checksums(self, placed: PlacedTensor, pages: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | None:
         if not self._with_checksums:
