@@ -1,6 +1,8 @@
 """Paged KV caches as Apache Arrow: self-describing, verifiable snapshots that any Arrow reader opens."""
 
-from hurray_arrow import share
+import importlib
+import typing
+
 from hurray_arrow.arrow import (
     BlockTableArray,
     BlockTableType,
@@ -61,6 +63,9 @@ from hurray_arrow.snapshot import (
 )
 from hurray_arrow.spec import IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
+
+if typing.TYPE_CHECKING:
+    from hurray_arrow import share
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -129,3 +134,15 @@ __all__ = [
     "write_snapshot",
     "write_stream",
 ]
+
+
+def __getattr__(name: str) -> typing.Any:
+    """Load ``share`` when it is first asked for: few need it, and everybody waits for an import."""
+    if name != "share":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module("hurray_arrow.share")
+
+
+def __dir__() -> list[str]:
+    """List ``share`` too, loaded or not."""
+    return sorted({*globals(), *__all__})

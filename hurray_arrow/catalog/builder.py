@@ -30,8 +30,9 @@ from hurray_arrow.catalog.reader import Catalog, open_catalog
 from hurray_arrow.catalog.writer import CatalogWriter
 from hurray_arrow.errors import CatalogError, Problem, ProblemCode
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
+from hurray_arrow.snapshot.outputs import open_output
 from hurray_arrow.snapshot.stores import locate
-from hurray_arrow.snapshot.upload import RemoteFile, open_output
+from hurray_arrow.snapshot.upload import RemoteFile
 
 #: Snapshots that are read at the same time; twice as many may wait to be taken.
 AT_ONCE = 8

@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotIncompleteError
 from hurray_arrow.snapshot.files import FileRange, PathLike, Source, Version
-from hurray_arrow.snapshot.objects import object_at
 from hurray_arrow.snapshot.stores import Place, locate, translated
 
 #: What is fetched when a snapshot is opened: the whole end of one that has some hundred rows.
@@ -140,6 +139,9 @@ class RemoteRange:
     address = 0
 
     def __init__(self, place: Place, *, known: Known | None = None) -> None:
+        # Whoever reads from a disk does not wait for the modules of the stores.
+        from hurray_arrow.snapshot.objects import object_at
+
         self.url = place.url
         self._object = object_at(place)
         self._lock, self._counts = threading.Lock(), threading.Lock()

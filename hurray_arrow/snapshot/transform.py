@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.callbacks import Callback, NoOpCallback
@@ -20,7 +20,6 @@ from hurray_arrow.errors import Problem, SnapshotCorruptError
 from hurray_arrow.identity import check_expected
 from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.snapshot.checksums import page_problems
-from hurray_arrow.snapshot.copy_plan import CopyPlan, Source, Steps, copied_metadata
 from hurray_arrow.snapshot.entries import Entry, IntSelector, exact_selectors
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.opening import open_snapshot
@@ -28,6 +27,9 @@ from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.sets import SnapshotSet, open_snapshot_set
 from hurray_arrow.snapshot.writer import DEFAULT_PAGE_ALIGN_BYTES, SnapshotWriter, profile_encoding
 from hurray_arrow.tensor import BlockPagedTensor
+
+if TYPE_CHECKING:
+    from hurray_arrow.snapshot.copy_plan import Source, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +132,8 @@ def copy_snapshot(
 
     Spec: snapshot format, sections 3 and 6.
     """
+    from hurray_arrow.snapshot.copy_plan import CopyPlan, Steps, copied_metadata
+
     steps = Steps(sequences, tokens, repage, sanitize)
     options: dict[str, Any] = {"storage_options": source_options, "filesystem": source_filesystem, "expect": expect}
     with _opened(source, merge_heads=merge_heads, options=options) as opened:

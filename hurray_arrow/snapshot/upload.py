@@ -9,63 +9,21 @@ import contextlib
 import errno
 import os
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-import fsspec
 from fsspec.implementations.cached import CachingFileSystem
 
 from hurray_arrow.errors import SnapshotError
-from hurray_arrow.snapshot.files import AtomicFile, PathLike
 from hurray_arrow.snapshot.objects import object_at
 from hurray_arrow.snapshot.objects.store_object import Part, StoreObject
-from hurray_arrow.snapshot.stores import Place, locate
+from hurray_arrow.snapshot.stores import Place
 
 #: What all parts under way take together, unless one alone is larger.
 _BUFFERS_BYTES = 64 << 20
 #: After this many parts of one size the next ones are twice as large: 10,000 hold 8 TiB, whatever was expected.
 _PARTS_OF_A_SIZE = 1000
 _MAX_PART_BYTES = 4 << 30
-
-
-def open_output(
-    path: PathLike,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-    filesystem: fsspec.AbstractFileSystem | None = None,
-    overwrite: bool = False,
-    mode: int = 0o600,
-    expected_bytes: int = 0,
-) -> AtomicFile | RemoteFile:
-    """Open a file or object for writing; it gets its name when it is published.
-
-    Parameters
-    ----------
-    path, storage_options, filesystem
-        As :func:`~hurray_arrow.snapshot.stores.locate`.
-    overwrite
-        Whether an existing one may be replaced.
-    mode
-        Permission bits of a local file.
-    expected_bytes
-        About how much will be written, 0 if nobody knows: parts are sized by it.
-
-    Raises
-    ------
-    MissingDependencyError, ValueError
-        As :func:`~hurray_arrow.snapshot.stores.locate`.
-    FileExistsError
-        There is one, and ``overwrite`` is False.
-    PermissionError, SnapshotError
-        As the store says.
-    UnsupportedError
-        The store can only be read.
-    """
-    place = locate(path, storage_options=storage_options, filesystem=filesystem)
-    if isinstance(place, str):
-        return AtomicFile(place, overwrite=overwrite, mode=mode)
-    return RemoteFile(place, overwrite=overwrite, expected_bytes=expected_bytes)
 
 
 class RemoteFile:

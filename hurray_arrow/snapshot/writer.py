@@ -26,10 +26,10 @@ from hurray_arrow.snapshot.archive_rows import ArchiveRows
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
+from hurray_arrow.snapshot.outputs import open_output
 from hurray_arrow.snapshot.placed import Placing
 from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
-from hurray_arrow.snapshot.upload import open_output
 from hurray_arrow.tensor import BlockPagedTensor
 
 DEFAULT_PAGE_ALIGN_BYTES = 4096
