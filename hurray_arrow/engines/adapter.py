@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from hurray_arrow.engines.capture import capture_cache
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, PerLayer, layer_formats, split_groups
+from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerTypes, PerLayer, layer_formats, split_groups
 from hurray_arrow.engines.layouts import Layout
 from hurray_arrow.engines.origin import cache_metadata
 from hurray_arrow.engines.restoration import Restored, new_cache, write_sequence
@@ -159,11 +159,7 @@ class Adapter:
         layout: PerLayer,
         expect: Mapping[str, Any] | None,
         metadata: Mapping[str, Any] | None = None,
-        element_type: PerLayer = None,
-        num_heads: PerLayer = None,
-        head_dim: PerLayer = None,
-        head_dim_v: PerLayer = None,
-        scales: PerLayer = None,
+        **types: Unpack[LayerTypes],
     ) -> dict[str, Any]:
         """Build an engine's arrays from tensors, in new memory.
 
@@ -178,7 +174,8 @@ class Adapter:
             only where that does not matter.
         metadata
             The snapshot's metadata.
-        element_type, num_heads, head_dim, head_dim_v, scales
+        **types
+            ``element_type``, ``num_heads``, ``head_dim``, ``head_dim_v``, ``scales``, each for all layers or by layer.
             What is given is compared with the tensors. ``head_dim`` is needed for a latent in two arrays.
 
         Returns
@@ -205,11 +202,7 @@ class Adapter:
             refused=self.refused,
             layout=layout,
             page_sizes={name: group.any_tensor.page_size for group in groups for name in group.layers},
-            element_type=element_type,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            scales=scales,
+            **types,
         )
         return new_cache(groups, formats=formats)
 
@@ -228,11 +221,7 @@ class Adapter:
         block_stride: PerGroup = None,
         null_block: int | None = None,
         metadata: Mapping[str, Any] | None = None,
-        element_type: PerLayer = None,
-        num_heads: PerLayer = None,
-        head_dim: PerLayer = None,
-        head_dim_v: PerLayer = None,
-        scales: PerLayer = None,
+        **types: Unpack[LayerTypes],
     ) -> Restored:
         """Write one stored sequence into pages of an engine's existing pool.
 
@@ -267,12 +256,10 @@ class Adapter:
             The block id that means none, such as vLLM's 0.
         metadata
             The snapshot's metadata.
-        element_type
-            Type of the pool's values; needed where the arrays hold integers, and compared with the stored one.
-        num_heads, head_dim, head_dim_v
-            What is given is compared with the stored sizes; the arrays always are.
-        scales
-            The engine's own scales of 8-bit values; they have to be the stored ones to the bit.
+        **types
+            ``element_type`` of the pool's values: needed where the arrays hold integers, and compared with the stored
+            one. ``num_heads``, ``head_dim``, ``head_dim_v``: what is given is compared with the stored sizes; the
+            arrays always are. ``scales``, the engine's own of 8-bit values: they have to be the stored ones to the bit.
 
         Returns
         -------
@@ -307,11 +294,7 @@ class Adapter:
             refused=self.refused,
             layout=layout,
             page_sizes={name: paging[group.kv_group].page_size for group in groups for name in group.layers},
-            element_type=element_type,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            head_dim_v=head_dim_v,
-            scales=scales,
+            **types,
         )
         wanted = wanted_positions(groups, numbers, tokens)
         blocks = blocks_by_group(groups, block_ids)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.engines.adapter import Adapter
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, PerLayer
+from hurray_arrow.engines.groups import CacheGroup, ExportOptions, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
 from hurray_arrow.engines.tables import of_indptr
 from hurray_arrow.errors import LayoutError
@@ -54,15 +54,7 @@ def export_cache(
     kv_indices: Any,
     kv_last_page_len: Any,
     page_size: int,
-    element_type: PerLayer = None,
-    num_heads: PerLayer = None,
-    head_dim: PerLayer = None,
-    head_dim_v: PerLayer = None,
-    scales: PerLayer = None,
-    pages: str = "referenced",
-    copy: bool | None = None,
-    layer_indices: Mapping[str, int] | None = None,
-    **facts: Unpack[CacheFacts],
+    **options: Unpack[ExportOptions],
 ) -> list[BlockPagedTensor]:
     """Give the tensors of a FlashInfer cache.
 
@@ -74,8 +66,9 @@ def export_cache(
         One of ``LAYOUTS``, or one per layer.
     kv_indptr, kv_indices, kv_last_page_len, page_size
         As of :func:`hurray_arrow.engines.tables.of_indptr`: int32, the last page of a sequence is 1 … page_size long.
-    element_type, num_heads, head_dim, head_dim_v, scales, pages, copy, layer_indices, **facts
-        As of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
+    **options
+        ``element_type``, ``num_heads``, ``head_dim``, ``head_dim_v``, ``scales``, ``pages``, ``copy``,
+        ``layer_indices`` and facts of the sequences, as of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
 
     Returns
     -------
@@ -93,15 +86,7 @@ def export_cache(
         arrays,
         layout=layout,
         groups=groups,
-        element_type=element_type,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scales=scales,
-        pages=pages,
-        copy=copy,
-        layer_indices=layer_indices,
-        **facts,
+        **options,
     )
 
 

@@ -33,6 +33,24 @@ class CacheFacts(TypedDict, total=False):
     media: Iterable[Iterable[MediaSpan] | None] | None
 
 
+class LayerTypes(TypedDict, total=False):
+    """What arrays do not say of themselves, of all layers or by layer; see :meth:`.adapter.Adapter.export_groups`."""
+
+    element_type: PerLayer
+    num_heads: PerLayer
+    head_dim: PerLayer
+    head_dim_v: PerLayer
+    scales: PerLayer
+
+
+class ExportOptions(LayerTypes, CacheFacts, total=False):
+    """What every engine's export takes beside its tables; see :meth:`.adapter.Adapter.export_groups`."""
+
+    pages: str
+    copy: bool | None
+    layer_indices: Mapping[str, int] | None
+
+
 #: Kinds of layers whose pages hold the tokens of a sequence.
 PAGED_KINDS = ("full", "sliding_window", "chunked")
 _BYTE_BITS = 8

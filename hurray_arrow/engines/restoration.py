@@ -8,7 +8,7 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -145,23 +145,11 @@ def write_sequence(
         Before the first write: an array is not what was said. Later: ``.actual`` gives, by layer, the pages that were
         written or begun.
     """
-    targets = []
-    for group in groups:
-        for name, layer in group.layers.items():
-            # The pool's own type, and not the stored one, so that bits nobody named are not taken for it.
-            form = replace(completed_format(formats[name], layer), element_type=formats[name].element_type)
-            for part in form.parts(destination[name], writable=True):
-                stored = layer[part.kv_role, part.component].element_type
-                if part.element_type != stored:
-                    message = f"{name}: element type {part.element_type}, stored is {stored}"
-                    raise LayoutError(message, expected=part.element_type.name, actual=stored.name)
-                source = part_words(layer[part.kv_role, part.component], part)
-                move = moves[group.kv_group]
-                move.check_bounds(part.pages.shape[0], where=name)
-                if part.component.startswith("page."):
-                    same = source.shape[1] == part.pages.shape[1]
-                    move = move.of_whole_pages(same_size=same, where=f"{name}, {part.component}")
-                targets.append(_Target(group.kv_group, name, part, source, move))
+    targets = [
+        target
+        for group in groups
+        for target in _targets(destination, group, formats=formats, moves=moves[group.kv_group])
+    ]
     check_disjoint(targets)
     # All parts of a layer go together, because they lie side by side; they have the same moves.
     by_layer = {name: list(parts) for name, parts in itertools.groupby(targets, key=lambda target: target.layer)}
@@ -186,6 +174,26 @@ def write_sequence(
     return Restored(
         num_tokens=num_tokens, page_ids={group: move.page_ids for group, move in moves.items()}, num_bytes=num_bytes
     )
+
+
+def _targets(
+    destination: Mapping[str, Any], group: StoredGroup, *, formats: Mapping[str, LayerFormat], moves: PageMoves
+) -> Iterator[_Target]:
+    for name, layer in group.layers.items():
+        # The pool's own type, and not the stored one, so that bits nobody named are not taken for it.
+        form = replace(completed_format(formats[name], layer), element_type=formats[name].element_type)
+        for part in form.parts(destination[name], writable=True):
+            tensor = layer[part.kv_role, part.component]
+            if part.element_type != tensor.element_type:
+                message = f"{name}: element type {part.element_type}, stored is {tensor.element_type}"
+                raise LayoutError(message, expected=part.element_type.name, actual=tensor.element_type.name)
+            source = part_words(tensor, part)
+            moves.check_bounds(part.pages.shape[0], where=name)
+            own = moves
+            if part.component.startswith("page."):
+                same = source.shape[1] == part.pages.shape[1]
+                own = moves.of_whole_pages(same_size=same, where=f"{name}, {part.component}")
+            yield _Target(group.kv_group, name, part, source, own)
 
 
 def check_disjoint(targets: Iterable[_Target]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from hurray_arrow.engines.adapter import Adapter
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, PerLayer
+from hurray_arrow.engines.groups import CacheGroup, ExportOptions, LayerTypes, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
 from hurray_arrow.engines.restoration import Restored
 from hurray_arrow.engines.restore_plan import PerGroup
@@ -53,15 +53,7 @@ def export_cache(
     seq_lens: Any,
     page_size: int,
     req_pool_indices: Any = None,
-    element_type: PerLayer = None,
-    num_heads: PerLayer = None,
-    head_dim: PerLayer = None,
-    head_dim_v: PerLayer = None,
-    scales: PerLayer = None,
-    pages: str = "referenced",
-    copy: bool | None = None,
-    layer_indices: Mapping[str, int] | None = None,
-    **facts: Unpack[CacheFacts],
+    **options: Unpack[ExportOptions],
 ) -> list[BlockPagedTensor]:
     """Give the tensors of an SGLang cache.
 
@@ -79,8 +71,9 @@ def export_cache(
         Slots of a page, as the server was started with.
     req_pool_indices
         ``[num_seqs]``: each sequence's row; ``None`` for the first rows in order.
-    element_type, num_heads, head_dim, head_dim_v, scales, pages, copy, layer_indices, **facts
-        As of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
+    **options
+        ``element_type``, ``num_heads``, ``head_dim``, ``head_dim_v``, ``scales``, ``pages``, ``copy``,
+        ``layer_indices`` and facts of the sequences, as of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
 
     Returns
     -------
@@ -97,15 +90,7 @@ def export_cache(
         arrays,
         layout=layout,
         groups=[CacheGroup(layer_names=tuple(arrays), tables=tables)],
-        element_type=element_type,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scales=scales,
-        pages=pages,
-        copy=copy,
-        layer_indices=layer_indices,
-        **facts,
+        **options,
     )
 
 
@@ -121,11 +106,7 @@ def restore_into(
     token_slots: Any = None,
     tokens: int | range | None = None,
     metadata: Mapping[str, Any] | None = None,
-    element_type: PerLayer = None,
-    num_heads: PerLayer = None,
-    head_dim: PerLayer = None,
-    head_dim_v: PerLayer = None,
-    scales: PerLayer = None,
+    **types: Unpack[LayerTypes],
 ) -> Restored:
     """Write one stored sequence into slots of a running pool.
 
@@ -133,8 +114,7 @@ def restore_into(
     ----------
     token_slots
         Instead of ``block_ids``: the slot of every wanted position, as the allocator gave them.
-    destination, tensors, layout, sequence, block_ids, page_size, expect, tokens, metadata, element_type, num_heads, \
-head_dim, head_dim_v, scales
+    destination, tensors, layout, sequence, block_ids, page_size, expect, tokens, metadata, **types
         As of :meth:`hurray_arrow.engines.adapter.Adapter.restore_into`.
 
     Returns
@@ -165,9 +145,5 @@ head_dim, head_dim_v, scales
         expect=expect,
         tokens=tokens,
         metadata=metadata,
-        element_type=element_type,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scales=scales,
+        **types,
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Unpack
 
 from hurray_arrow.engines.adapter import Adapter
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, PerLayer
+from hurray_arrow.engines.groups import CacheGroup, ExportOptions, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
 from hurray_arrow.engines.tables import of_block_tables
 from hurray_arrow.errors import LayoutError
@@ -44,15 +44,7 @@ def export_cache(
     block_ids: Any,
     seq_lens: Any,
     tokens_per_block: int,
-    element_type: PerLayer = None,
-    num_heads: PerLayer = None,
-    head_dim: PerLayer = None,
-    head_dim_v: PerLayer = None,
-    scales: PerLayer = None,
-    pages: str = "referenced",
-    copy: bool | None = None,
-    layer_indices: Mapping[str, int] | None = None,
-    **facts: Unpack[CacheFacts],
+    **options: Unpack[ExportOptions],
 ) -> list[BlockPagedTensor]:
     """Give the tensors of a TensorRT-LLM cache.
 
@@ -68,8 +60,9 @@ def export_cache(
         ``[num_seqs]`` tokens.
     tokens_per_block
         Slots of a page, a power of two.
-    element_type, num_heads, head_dim, head_dim_v, scales, pages, copy, layer_indices, **facts
-        As of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
+    **options
+        ``element_type``, ``num_heads``, ``head_dim``, ``head_dim_v``, ``scales``, ``pages``, ``copy``,
+        ``layer_indices`` and facts of the sequences, as of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
 
     Returns
     -------
@@ -89,13 +82,5 @@ def export_cache(
         arrays,
         layout=layout,
         groups=[CacheGroup(layer_names=tuple(arrays), tables=tables)],
-        element_type=element_type,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scales=scales,
-        pages=pages,
-        copy=copy,
-        layer_indices=layer_indices,
-        **facts,
+        **options,
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from hurray_arrow.engines.adapter import Adapter
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, PerLayer
+from hurray_arrow.engines.groups import CacheGroup, ExportOptions, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
 from hurray_arrow.engines.tables import of_block_tables, of_slot_mapping
 from hurray_arrow.errors import LayoutError
@@ -160,15 +160,7 @@ def export_cache(
     block_size: int | None = None,
     block_stride: int | None = None,
     groups: Sequence[CacheGroup] | None = None,
-    element_type: PerLayer = None,
-    num_heads: PerLayer = None,
-    head_dim: PerLayer = None,
-    head_dim_v: PerLayer = None,
-    scales: PerLayer = None,
-    pages: str = "referenced",
-    copy: bool | None = None,
-    layer_indices: Mapping[str, int] | None = None,
-    **facts: Unpack[CacheFacts],
+    **options: Unpack[ExportOptions],
 ) -> list[BlockPagedTensor]:
     """Give the tensors of a vLLM cache.
 
@@ -182,8 +174,9 @@ def export_cache(
         The tables of all layers, as of :func:`cache_group`; or else
     groups
         one :func:`cache_group` for each group of a hybrid model.
-    element_type, num_heads, head_dim, head_dim_v, scales, pages, copy, layer_indices, **facts
-        As of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
+    **options
+        ``element_type``, ``num_heads``, ``head_dim``, ``head_dim_v``, ``scales``, ``pages``, ``copy``,
+        ``layer_indices`` and facts of the sequences, as of :meth:`hurray_arrow.engines.adapter.Adapter.export_groups`.
 
     Returns
     -------
@@ -220,13 +213,5 @@ def export_cache(
         arrays,
         layout=layout,
         groups=groups,
-        element_type=element_type,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        head_dim_v=head_dim_v,
-        scales=scales,
-        pages=pages,
-        copy=copy,
-        layer_indices=layer_indices,
-        **facts,
+        **options,
     )
