@@ -54,14 +54,16 @@ class LastPages:
     def draw(self, look: Look) -> Figure:
         """Draw a bar for each fill, the full page in another colour."""
         figure, [[axes]] = look.figure(2.3)
-        full = len(self.bars) - 1
-        colors = [look.palette.shared if bar == full else look.palette.single for bar in range(len(self.bars))]
-        axes.bar(range(len(self.bars)), self.sequences, color=colors, width=0.8)
+        tops = self.sequences.astype(np.float64)
+        is_full = np.arange(len(tops)) == len(tops) - 1
+        for which, color in ((~is_full, look.palette.single), (is_full, look.palette.shared)):
+            look.bars(axes, np.zeros(len(tops)), np.where(which, tops, np.nan), color=color)
         places, texts = sparse_ticks(self.labels, 8 if look.is_narrow else 16)
         axes.set_xticks(places, texts)
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.set_xlabel(f"filled slots of the last page, of {integer(self.group.page_size)}")
         axes.set_ylabel("sequences")
+        axes.set_ylim(0, 1.05 * max(1.0, float(tops.max())))
         axes.set_xlim(-0.7, len(self.bars) - 0.3)
         axes.grid(axis="y", color=look.palette.line, linewidth=0.6)
         axes.set_axisbelow(True)

@@ -10,10 +10,16 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
 #: Below this width a figure is for a phone: panels stand below each other, grids have fewer columns.
 _NARROW_INCHES = 5.0
+#: Half the width of a bar; bars stand at distances of 1.
+_HALF_BAR = 0.37
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +171,24 @@ class Look:
         """Write a panel's head above its left edge."""
         axes.set_title(text, loc="left", color=self.palette.ink, fontsize=self.text_points + 1, fontweight="bold")
 
+    def bars(self, axes: Axes, bottoms: FloatArray, tops: FloatArray, *, color: Any, label: str = "") -> None:
+        """Draw a bar from bottom to top at 0, 1, …, float64 ``[bars]`` each; all of them are one path, so it is quick.
+
+        Where either is NaN there is no bar.
+        """
+        places = np.flatnonzero(np.isfinite(bottoms) & np.isfinite(tops))
+        if not len(places):
+            return
+        left, right, bottom, top = places - _HALF_BAR, places + _HALF_BAR, bottoms[places], tops[places]
+        corners = np.array([[left, bottom], [left, top], [right, top], [right, bottom]]).transpose(2, 0, 1)
+        path = Path.make_compound_path_from_polys(corners)
+        axes.add_patch(PathPatch(path, facecolor=color, linewidth=0, label=label))
+        axes.autoscale_view()
+
     def cells(self, axes: Axes, shape: tuple[int, int]) -> None:
         """Make a grid ``[rows, columns]`` of an image's pixels: lines between cells where those are few, no frame."""
         rows, columns = shape
-        if rows <= 40 and columns <= 80:
+        if max(rows, columns) <= (24 if self.is_narrow else 48):
             line: dict[str, Any] = {"color": self.palette.ground, "linewidth": 0.8}
             axes.hlines(np.arange(1, rows) - 0.5, -0.5, columns - 0.5, **line)
             axes.vlines(np.arange(1, columns) - 0.5, -0.5, rows - 0.5, **line)
@@ -176,11 +196,13 @@ class Look:
         for spine in axes.spines.values():
             spine.set_visible(False)
 
-    def color_bar(self, figure: Figure, image: Any, axes: Axes, *, whole: bool = False) -> Any:
-        """Put a colour bar beside the axes, in the look's colours; with whole numbers for counts."""
-        bar = figure.colorbar(image, ax=axes, aspect=16, pad=0.02, ticks=MaxNLocator(nbins=4, integer=whole))
-        self.dress(bar.ax)
-        for spine in bar.ax.spines.values():
+    def color_bar(self, image: Any, axes: Axes, *, width: float, whole: bool = False) -> Any:
+        """Put a colour bar beside the axes, ``width`` of theirs wide; with whole numbers for counts."""
+        # Inside the axes' own frame it is as high as the image, whatever the layout makes of that.
+        beside = axes.inset_axes((1 + width / 2, 0, width, 1))
+        bar = axes.figure.colorbar(image, cax=beside, ticks=MaxNLocator(nbins=4, integer=whole))
+        self.dress(beside)
+        for spine in beside.spines.values():
             spine.set_visible(False)
         return bar
 

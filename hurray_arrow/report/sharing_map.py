@@ -71,7 +71,7 @@ class SharingMap:
         look.cells(axes, cells.shape)
         if number <= (7 if look.is_narrow else 12):
             self._annotate(axes, cells, look)
-        look.color_bar(figure, image, axes, whole=True).set_label(
+        look.color_bar(image, axes, width=0.12 / (cells.shape[1] * cell_inches), whole=True).set_label(
             "pages in common", color=look.palette.muted, fontsize=look.text_points
         )
         return figure

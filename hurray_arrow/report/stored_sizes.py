@@ -75,10 +75,8 @@ class StoredSizes:
             shares = self._shares(role)
             base = np.zeros(len(self.values.layers))
             for plane, color in enumerate(self._colors(role, look)):
-                panel.bar(
-                    range(len(base)), shares[plane], bottom=base, width=0.72, color=color, label=_plane_name(plane)
-                )
-                base += shares[plane]
+                look.bars(panel, base, base + shares[plane], color=color, label=_plane_name(plane))
+                base = base + shares[plane]
             look.head(panel, HEADS[role])
             panel.set_ylabel("% of raw size")
             panel.set_ylim(0, max(100.0, float(base.max(initial=0))))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from hurray_arrow.report.head_values import Float64Array, HeadValues, Values
@@ -32,7 +33,7 @@ def draw_ranges(values: Values, look: Look) -> Figure:
         tensors = values.by_layer(role)
         lowest = _of_layers(tensors, lambda each: each.lowest, np.fmin)
         highest = _of_layers(tensors, lambda each: each.highest, np.fmax)
-        _band(panel, lowest, highest, look.role_color(role))
+        look.bars(panel, lowest, highest, color=to_rgba(look.role_color(role), 0.45))
         panel.axhline(0, color=look.palette.line, linewidth=0.8, zorder=0)
         look.head(panel, HEADS[role])
         panel.set_ylabel("least to greatest")
@@ -49,8 +50,9 @@ def draw_norms(values: Values, look: Look) -> Figure:
         most = _of_layers(tensors, lambda each: each.mean_norm, np.fmax)
         mean = np.array([_mean(each) for each in tensors])
         color = look.role_color(role)
-        _band(panel, least, most, color)
-        panel.plot(range(len(mean)), mean, color=color, linewidth=1.4, marker="o", markersize=2.5)
+        look.bars(panel, least, most, color=to_rgba(color, 0.4))
+        marker = "o" if len(mean) <= 40 else ""
+        panel.plot(range(len(mean)), mean, color=color, linewidth=1.4, marker=marker, markersize=2.5)
         look.head(panel, HEADS[role])
         panel.set_ylabel("mean norm")
         panel.set_ylim(bottom=0)
@@ -116,7 +118,7 @@ def _heat_maps(values: Values, look: Look, say: Say, unit: str) -> Figure:
     figure, axes = look.figure(height, rows=rows, columns=columns, **ratios)
     for panel, role, (cells, layers, heads) in zip(axes.flat, roles, by_role, strict=False):
         image = panel.imshow(
-            cells, cmap=look.heat_map(), aspect="auto", interpolation="none", origin="lower", vmin=_lower(cells)
+            cells, cmap=look.heat_map(), aspect="auto", interpolation="none", origin="lower", clim=_limits(cells)
         )
         look.head(panel, f"{HEADS[role]}: {unit}")
         panel.set_ylabel("head")
@@ -124,7 +126,7 @@ def _heat_maps(values: Values, look: Look, say: Say, unit: str) -> Figure:
         panel.set_yticks(*sparse_ticks(names, 8))
         layer_axis(panel, _span_labels(values.labels, layers), look, beside=beside)
         look.cells(panel, cells.shape)
-        look.color_bar(figure, image, panel)
+        look.color_bar(image, panel, width=0.04 if beside else 0.02)
     return figure
 
 
@@ -153,12 +155,13 @@ def _span_labels(labels: Sequence[str], cells: Sequence[tuple[int, int]]) -> lis
     return [labels[a] if b - a == 1 else f"{labels[a]}–{labels[b - 1]}" for a, b in cells]
 
 
-def _lower(cells: Float64Array) -> float | None:
-    """Begin colours at 0, unless that leaves all heads the same colour."""
-    if not np.isfinite(cells).any():
-        return 0.0
-    least, most = float(np.nanmin(cells)), float(np.nanmax(cells))
-    return least if most > least > 0.6 * most else 0.0
+def _limits(cells: Float64Array) -> tuple[float, float]:
+    """Begin colours at 0, unless that leaves all heads nearly the same colour."""
+    least, most = (
+        float(np.fmin.reduce(cells, axis=None, initial=np.inf)),
+        float(np.fmax.reduce(cells, axis=None, initial=0)),
+    )
+    return (least if most > least > 0.6 * most else 0.0), most or 1.0
 
 
 def _of_layers(tensors: Sequence[HeadValues | None], say: Say, reduce: np.ufunc) -> Float64Array:
@@ -172,12 +175,6 @@ def _reduced(reduce: np.ufunc, numbers: Float64Array) -> float:
 def _mean(tensor: HeadValues | None) -> float:
     norms = 0 if tensor is None else int(tensor.norms.sum())
     return float(tensor.norm_sum.sum() / norms) if tensor is not None and norms else float("nan")
-
-
-def _band(axes: Axes, lowest: Float64Array, highest: Float64Array, color: str) -> None:
-    """Draw a bar from the least to the greatest of each layer: layers are not points of a line."""
-    places = np.arange(len(lowest))
-    axes.bar(places, highest - lowest, bottom=lowest, width=0.72, color=color, alpha=0.38, linewidth=0)
 
 
 def layer_axis(axes: Axes, labels: Sequence[str], look: Look, *, beside: bool = False) -> None:
