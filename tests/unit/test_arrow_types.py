@@ -553,7 +553,7 @@ def test_block_table_arrays_give_seq_ptr_and_block_table(name):
     assert array.seq_ptr.tolist() == [0, 3, 3, 5, 6]
     assert array.seq_ptr.dtype == width
     assert array.block_table.tolist() == [5, 2, 6, 5, 0, 2]
-    assert array.block_table.dtype == storage.value_type.to_pandas_dtype()
+    assert array.block_table.dtype == (np.uint64 if name.endswith("<uint64>") else np.uint32)
     assert array[2].as_py() == [5, 0]
     sliced = array.slice(1, 2)
     assert sliced.seq_ptr.tolist() == [0, 0, 2]
