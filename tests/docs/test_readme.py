@@ -31,7 +31,7 @@ def test_python_blocks_run_in_order(tmp_path, monkeypatch):
     names: dict[str, object] = {}
     for number, text in enumerate(blocks("python")):
         exec(compile(text, f"README.md block {number}", "exec"), names)  # noqa: S102  the README is ours
-    assert len(blocks("python")) == 13
+    assert len(blocks("python")) == 14
     assert (tmp_path / "cache.arrow").exists()
 
 
@@ -53,7 +53,7 @@ def test_the_example_is_ten_lines():
 def test_commands_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = [line.split("#")[0].split() for text in blocks("sh") for line in text.splitlines() if line]
-    assert len(commands) == 7
+    assert len(commands) == 8
     for program, name, *_ in commands:
         assert program in {"make", "hurray-arrow"}
         assert name in (targets if program == "make" else app.commands)

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hurray_arrow.catalog import build_catalog, open_catalog
+import hurray_arrow as ha
+from hurray_arrow.catalog import build_catalog, find_prefix, open_catalog
 from hurray_arrow.catalog import writer as catalog_writer
 from hurray_arrow.catalog.columns import SCHEMAS
-from tests.unit.catalog.samples import KEY, write
+from tests.unit.catalog.samples import KEY, PROMPT, write
 
 GROUPS = [{"kind": "full"}, {"kind": "sliding_window", "window_tokens": 6}]
 
@@ -83,6 +84,17 @@ def test_pandas_reads_every_column(catalogue):
     assert list(found.columns) == SCHEMAS["tensors" if "tensor_index" in found else "snapshots"].names
     assert found["error"].notna().sum() == 1
     assert set(found["model_revision"].dropna()) == {"r0", "r1"}
+
+
+@pytest.mark.parametrize("read", [duckdb_table, polars_table, parquet.read_table])
+def test_a_table_written_anew_says_that_it_has_no_digests(catalogue, tmp_path, read):
+    path = tmp_path / "anew.parquet"
+    metadata = parquet.read_metadata(catalogue).metadata
+    for kept in ({}, {key: value for key, value in metadata.items() if key.startswith(b"hurray_arrow")}):
+        parquet.write_table(read(str(catalogue)).replace_schema_metadata(kept), path)
+        with pytest.raises(ha.CatalogError) as caught:
+            find_prefix(path, PROMPT, key=KEY)
+        assert caught.value.codes == ["catalog_invalid"]
 
 
 QUESTIONS = """
