@@ -15,7 +15,7 @@ from hurray_arrow.report.group import Group
 from hurray_arrow.report.head_values import Values, read_values
 from hurray_arrow.report.last_pages import LastPages
 from hurray_arrow.report.look import Look
-from hurray_arrow.report.page_map import PageMap
+from hurray_arrow.report.page_cells import PageMap
 from hurray_arrow.report.sampling import DEFAULT_SAMPLE_BYTES
 from hurray_arrow.report.sharing_map import SharingMap
 from hurray_arrow.report.stored_sizes import StoredSizes

@@ -11,7 +11,7 @@ import numpy as np
 
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.report.names import printable
-from hurray_arrow.report.numbers import NOTHING, Table, integer
+from hurray_arrow.report.numbers import NOTHING, Table, count, integer
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.views.group_facts import UNKNOWN, GroupFacts, Int64Array
 from hurray_arrow.views.selection import Selection
@@ -145,7 +145,7 @@ class Group:
             tokens = self.facts.num_tokens[others]
             known = NOTHING if (tokens == UNKNOWN).any() else integer(tokens.sum())
             sums = (integer(self.pages_of[others].sum()), integer(self.shared_pages_of[others].sum()))
-            rows.append((f"{num_others:,} others", NOTHING, known, *sums))
+            rows.append((count(num_others, "other"), NOTHING, known, *sums))
         return Table(
             "Sequences, those with the most pages first",
             ("sequence", "id", "tokens", "pages", "of them shared"),

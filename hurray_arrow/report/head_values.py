@@ -104,7 +104,9 @@ class HeadValues:
 
     def add(self, statistics: dict[str, npt.NDArray[np.float32]], filled: npt.NDArray[np.bool_]) -> None:
         """Take the slots of some pages into account: float32 ``[slots, num_heads]`` each, of which some are filled."""
-        found = {name: statistics[name][filled].astype(np.float64) for name in _NAMES}
+        # NaN with any payload is a value that a cache may hold, and no reason to warn.
+        with np.errstate(invalid="ignore"):
+            found = {name: statistics[name][filled].astype(np.float64) for name in _NAMES}
         finite = {name: np.isfinite(values) for name, values in found.items()}
         self.slots += found["norm"].size
         self.not_finite += int(np.count_nonzero(~(finite["norm"] & finite["min"] & finite["max"])))
