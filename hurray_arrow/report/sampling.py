@@ -73,7 +73,8 @@ def sample_pages(fill_tokens: Int64Array, *, run: int, most_pages: int) -> PageS
     wanted = max(1, most_pages // run)
     if len(filled) <= most_pages or len(runs) <= wanted:
         return PageSample(filled, len(filled))
-    bounds = np.linspace(0, len(runs), wanted + 1)
+    # Whole bounds, so that no run lies in two parts.
+    bounds = np.linspace(0, len(runs), wanted + 1).astype(np.int64)
     places = bounds[:-1] + np.random.default_rng(SEED).random(wanted) * np.diff(bounds)
-    chosen = runs[np.minimum(places.astype(np.int64), len(runs) - 1)]
+    chosen = runs[places.astype(np.int64)]
     return PageSample(filled[np.isin(filled // run, chosen)], len(filled))
