@@ -19,7 +19,7 @@ from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.recovery import RecoveredRows
 from hurray_arrow.snapshot.remote import open_range
 from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
-from hurray_arrow.snapshot.tail import read_tail
+from hurray_arrow.snapshot.tail import Tail, read_tail
 from hurray_arrow.snapshot.verification import problems_of
 
 
@@ -102,14 +102,18 @@ def open_source(
                 raise
             snapshot = _recovered(source)
         else:
-            snapshot = Snapshot(
-                source.url, tail.metadata, _SOURCES[tail.metadata["profile"]](source, tail, trusted=trusted)
-            )
+            snapshot = snapshot_of(source, tail, trusted=trusted)
         check_expected(snapshot.metadata, expect)
     except BaseException:
         source.close()
         raise
     return snapshot
+
+
+def snapshot_of(source: Source, tail: Tail, *, trusted: bool = False) -> Snapshot:
+    """Return the snapshot whose end was read."""
+    rows = _SOURCES[tail.metadata["profile"]](source, tail, trusted=trusted)
+    return Snapshot(source.url, tail.metadata, rows)
 
 
 def _recovered(source: Source) -> Snapshot:

@@ -16,11 +16,12 @@ import fsspec
 
 from hurray_arrow.errors import SnapshotChangedError
 from hurray_arrow.snapshot.files import PathLike
-from hurray_arrow.snapshot.opening import open_source
+from hurray_arrow.snapshot.index import IndexRow
+from hurray_arrow.snapshot.opening import open_source, snapshot_of
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.remote import Known, open_place
 from hurray_arrow.snapshot.stores import Place, locate
-from hurray_arrow.snapshot.tail import read_footer
+from hurray_arrow.snapshot.tail import read_tail
 
 #: A longer end is fetched once more instead of being carried about: that is a request, and the index of some hundred
 #: rows.
@@ -77,13 +78,20 @@ class SnapshotPlace:
     def pinned(self) -> tuple[Snapshot, Pin]:
         """Open the snapshot, as :func:`~hurray_arrow.open_snapshot`, and say how to come back to this version of it."""
         source = open_place(self._at)
-        snapshot = open_source(source)
-        start = read_footer(source)[-1].offset
+        try:
+            tail = read_tail(source)
+            snapshot = snapshot_of(source, tail)
+        except BaseException:
+            source.close()
+            raise
+        # What lies between the last pages and the end is at hand too, and would be a request of its own.
+        small = max((_pages_end(row) for row in tail.index.rows), default=tail.offset)
+        start = small if source.size - small <= MOST_TAIL_BYTES else tail.offset
         size = source.size - start
-        tail = None
+        carried = None
         if not source.is_mapped and size <= MOST_TAIL_BYTES:
-            tail = source.read(start, size).to_pybytes()
-        return snapshot, Pin(self, Known(source.version, size, tail), snapshot.metadata["id"])
+            carried = source.read(start, size).to_pybytes()
+        return snapshot, Pin(self, Known(source.version, size, carried), tail.metadata["id"])
 
     def reopened(self, known: Known) -> Snapshot:
         """Open what is known already; see :meth:`Pin.open`."""
@@ -91,6 +99,10 @@ class SnapshotPlace:
 
     def __reduce__(self) -> tuple[type[SnapshotPlace], tuple[str, Mapping[str, Any]]]:
         return type(self), (self.path, self.how)
+
+
+def _pages_end(row: IndexRow) -> int:
+    return row.block.end if row.pages_offset is None else row.pages_offset + (row.pages_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,15 @@ _INDEX_PER_FOOTER = 6
 class Tail:
     """What the end of a file says: its schema, the snapshot's metadata, and the index.
 
-    ``types`` holds on to the schema's extension types, see :func:`~hurray_arrow.arrow.types.held_types`.
+    ``types`` holds on to the schema's extension types, see :func:`~hurray_arrow.arrow.types.held_types`. ``offset`` is
+    where the end batch begins: from there to the end of the file is all that this was made of.
     """
 
     schema: pa.Schema
     types: tuple[pa.ExtensionType, ...]
     metadata: dict[str, Any]
     index: Index
+    offset: int
 
 
 def read_tail(source: Source) -> Tail:
@@ -94,7 +96,7 @@ def read_tail(source: Source) -> Tail:
     if index.kind != "file" or blocks[:-1] != places:
         message = f"{len(blocks) - 1} blocks before the last, the index has {len(places)} rows elsewhere"
         raise _footer_error(message, url)
-    return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index)
+    return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index, blocks[-1].offset)
 
 
 def _check_end_batch(source: Source, block: Block) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import hurray_arrow as ha
 
+PAGES = Path(__file__).parents[2] / "docs" / "tools"
 CACHE = Path(__file__).parents[2] / "examples" / "data" / "smollm2_small.npz"
 
 
@@ -77,3 +80,20 @@ def answers() -> list[list[tuple[Any, ...]]]:
         [("key", dead), ("value", dead)],
         [(int(t), int(cache["token_ids"][t]), lengths[t]) for t in longest],
     ]
+
+
+def check_page(tool: str, expected: list[list[tuple[Any, ...]]]) -> None:
+    """Run the code of a page of docs/tools, in a folder that has the cache, and compare its five answers."""
+    text = (PAGES / f"{tool}.md").read_text()
+    assert f"hurray-arrow[{tool}]" in text
+    names: dict[str, object] = {}
+    found: list[Any] = []
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)):
+        exec(compile(block, f"{tool}.md block {number}", "exec"), names)  # noqa: S102  the page is ours
+        if "answer" in names:
+            found.append(names.pop("answer"))
+    assert len(found) == 5
+    for ours, numpys in zip(found, expected, strict=True):
+        assert len(ours) == len(numpys)
+        cells = [pair for rows in zip(ours, numpys, strict=True) for pair in zip(*rows, strict=True)]
+        assert all(one == (two if isinstance(two, str) else pytest.approx(two, rel=1e-5)) for one, two in cells), ours
