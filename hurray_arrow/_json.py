@@ -7,7 +7,10 @@ refused).
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any, NoReturn
+
+from hurray_arrow.spec import UINT64_MAX
 
 MAX_DEPTH = 16
 #: The first integer that not every JSON reader keeps exactly.
@@ -56,18 +59,18 @@ def loads(text: str | bytes, *, max_bytes: int) -> Any:
 
 
 def as_integer(value: Any, *, what: str) -> int:
-    """Return an integer of 0 or more that JSON holds as a number or, from 2^53, as a string of digits.
+    """Return an integer from 0 to 2^64 - 1 that JSON holds as a number or, from 2^53, as a string of digits.
 
     Raises
     ------
     JsonError
         The value is anything else.
     """
-    if type(value) is int and value >= 0:
-        return value
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
-        return int(value)
-    raise JsonError(f"{what}: expected an integer of 0 or more, found {value!r:.40}")
+        value = int(value)
+    if type(value) is int and 0 <= value <= UINT64_MAX:
+        return value
+    raise JsonError(f"{what}: expected an integer from 0 to 2^64 - 1, found {value!r:.40}")
 
 
 def _exact(value: Any, depth: int) -> Any:
@@ -87,8 +90,7 @@ def _exact(value: Any, depth: int) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise JsonError(f"key {twice!r:.40} is given twice")
     return result
 

@@ -18,6 +18,7 @@ from hurray_arrow import _json
 from hurray_arrow.arrow.ipc_layout import Block
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.snapshot.checksums import xxh3_hex
+from hurray_arrow.spec import UINT64_MAX
 
 INDEX_KEY = "hurray_arrow.index"
 INDEX_ZST_KEY = "hurray_arrow.index.zst"
@@ -142,7 +143,9 @@ def _column(rows: list[dict[str, Any]], name: str) -> list[Any]:
     # What nearly every index holds is recognised at once; everything else is looked at one by one.
     if kinds == {type(None)} and name in _NULLABLE:
         return values
-    if (read is _integer and kinds == {int} and min(values) >= 0) or (read is _string and kinds == {str}):
+    if read is _integer and kinds == {int} and min(values) >= 0 and max(values) <= UINT64_MAX:
+        return values
+    if read is _string and kinds == {str}:
         return values
     return [
         None if value is None and name in _NULLABLE else read(value, f"rows[{number}].{name}")

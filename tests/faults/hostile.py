@@ -87,7 +87,11 @@ for _name, _value, _codes in (
     ("tensor_index", True, ("index_invalid",)),
     ("offset", 0, ("row_place",)),
     ("offset", HUGE, ("row_place",)),
-    ("offset", 2**64, ("row_place",)),
+    ("offset", 2**64 - 8, ("row_place",)),
+    ("offset", 2**64, ("index_invalid",)),
+    # As many digits as Python reads: a sum of two has one more, which it refuses to print.
+    ("offset", 9 * 10**4299, ("index_invalid",)),
+    ("body_bytes", 9 * 10**4299, ("index_invalid",)),
     ("metadata_bytes", 0, ("row_place",)),
     ("body_bytes", lambda size: size + 8, ("row_place",)),
     ("pages_offset", lambda offset: offset + 8, ("row_place",)),

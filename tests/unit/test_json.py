@@ -74,6 +74,13 @@ def test_longer_texts_than_allowed_are_not_looked_at():
             _json.loads(text, max_bytes=5)
 
 
+def test_a_key_given_twice_is_found_among_many():
+    # Comparing each with each would take an hour.
+    text = "{" + "".join(f'"{number}":0,' for number in range(300_000)) + '"299999":1}'
+    with pytest.raises(JsonError, match="'299999'"):
+        _json.loads(text, max_bytes=len(text))
+
+
 def test_what_is_written_is_canonical():
     value = {"b": [2**53 - 1, 2**53, -(2**53), 2**64], "a": {"ß": None, "Z": True}, "c": (1.5, "x")}
     text = _json.dumps(value)
@@ -110,7 +117,10 @@ def test_integers(value, integer):
     assert _json.as_integer(value, what="x") == integer
 
 
-@pytest.mark.parametrize("value", [-1, "-1", 1.0, True, None, "", " 7", "7 ", "٧", "1e3", "0x7", "9" * 21, [7], "²"])
+@pytest.mark.parametrize(
+    "value",
+    [-1, "-1", 1.0, True, None, "", " 7", "7 ", "٧", "1e3", "0x7", "9" * 21, [7], "²", 2**64, str(2**64), 10**4299],
+)
 def test_what_is_no_integer(value):
     with pytest.raises(JsonError):
         _json.as_integer(value, what="x")
