@@ -29,10 +29,18 @@ SHOWN_OF_A_KIND = 100
 _FACTS_SPEC = "snapshot format 2"
 
 
-def _listed(
+def listed_problems(
     places: npt.NDArray[np.intp], code: ProblemCode, spec: str, *, say: Callable[[int], tuple[str, str]]
 ) -> list[Problem]:
-    """Turn the places of broken entries into problems; ``say`` gives (where, message) of one place."""
+    """Turn the places of broken entries into problems: the first :data:`SHOWN_OF_A_KIND`, and one that counts them.
+
+    Parameters
+    ----------
+    places, code, spec
+        int ``[broken]``, and the rule.
+    say
+        Gives (where, message) of one place; ``where`` ends in brackets.
+    """
     problems = [Problem(code, *say(place), spec) for place in places[:SHOWN_OF_A_KIND].tolist()]
     if places.size > SHOWN_OF_A_KIND:
         where = problems[0].where.partition("[")[0]
@@ -74,7 +82,7 @@ def validate_tables(block_table: IndexArray, seq_ptr: IndexArray, *, num_pages: 
             message = f"{last}, expected the number of block_table entries {block_table.size}"
             problems.append(Problem(ProblemCode.SEQ_PTR_END, where, message, "Storage Invariants 1"))
     falls = np.flatnonzero(seq_ptr[1:] < seq_ptr[:-1])
-    problems += _listed(
+    problems += listed_problems(
         falls,
         ProblemCode.SEQ_PTR_DECREASING,
         "Storage Invariants 2",
@@ -108,7 +116,7 @@ def validate_page_ids(
         return []
     # The largest id is too large or an id is negative; num_pages fits the ids' type in the first case only.
     high = page_ids >= num_pages if num_pages <= np.iinfo(page_ids.dtype).max else np.zeros(page_ids.shape, np.bool_)
-    return _listed(
+    return listed_problems(
         np.flatnonzero(high | (page_ids < 0)),
         ProblemCode.PAGE_ID_OUT_OF_RANGE,
         "Storage Invariants 3",
@@ -292,7 +300,7 @@ def _length_problems(
 ) -> list[Problem]:
     # Rounded up without adding to a value that may be 2**64 - 1.
     needed = lens // np.uint64(page_size) + (lens % np.uint64(page_size) != 0)
-    problems = _listed(
+    problems = listed_problems(
         np.flatnonzero(known & (needed > pages)),
         ProblemCode.SEQ_LEN_EXCEEDS_PAGES,
         "wire format 2",
@@ -315,7 +323,7 @@ def _position_problems(sequences: Sequences, pages: UInt64Array, *, page_size: i
     present = np.flatnonzero([entry is not None for entry in facts])
     arrays = [entry for entry in facts if entry is not None]
     sizes = np.fromiter(map(len, arrays), np.uint64, len(arrays))
-    problems = _listed(
+    problems = listed_problems(
         np.flatnonzero(sizes != pages[present]),
         ProblemCode.PAGE_POSITIONS_INVALID,
         _FACTS_SPEC,
@@ -329,7 +337,7 @@ def _position_problems(sequences: Sequences, pages: UInt64Array, *, page_size: i
     place = np.arange(flat.size) - np.repeat(ends - sizes.astype(np.int64), sizes.astype(np.intp))
     # Pages must not overlap; compared as a difference, because the sum may pass 2**64.
     close = (owner[1:] == owner[:-1]) & ((flat[1:] <= flat[:-1]) | (flat[1:] - flat[:-1] < np.uint64(page_size)))
-    problems += _listed(
+    problems += listed_problems(
         np.flatnonzero(close) + 1,
         ProblemCode.PAGE_POSITIONS_INVALID,
         _FACTS_SPEC,
@@ -339,7 +347,7 @@ def _position_problems(sequences: Sequences, pages: UInt64Array, *, page_size: i
         ),
     )
     last = UINT64_MAX - (page_size - 1)
-    return problems + _listed(
+    return problems + listed_problems(
         np.flatnonzero(flat > np.uint64(last)),
         ProblemCode.PAGE_POSITIONS_INVALID,
         _FACTS_SPEC,
@@ -389,4 +397,4 @@ def _media_problems(sequences: Sequences, lens: UInt64Array, known: BoolArray) -
 
 def _said(problems: list[tuple[int, str]], code: ProblemCode, name: str) -> list[Problem]:
     places = np.arange(len(problems))
-    return _listed(places, code, _FACTS_SPEC, say=lambda k: (f"{name}[{problems[k][0]}]", problems[k][1]))
+    return listed_problems(places, code, _FACTS_SPEC, say=lambda k: (f"{name}[{problems[k][0]}]", problems[k][1]))

@@ -16,6 +16,7 @@ import xxhash
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import POOL_BYTES_PIECE, page_class_of
 from hurray_arrow.errors import Problem, ProblemCode
+from hurray_arrow.invariants import listed_problems
 from hurray_arrow.tensor import BlockPagedTensor
 
 SPEC = "snapshot format 4"
@@ -91,13 +92,14 @@ def checksum_problems(
     where: str,
     page_ids: npt.NDArray[np.int64] | None = None,
 ) -> list[Problem]:
-    """Compare checksums, of all pages or of those with ``page_ids``."""
+    """Compare checksums, of all pages or of those with ``page_ids``; the first hundred that differ, and how many."""
     if len(found) != len(stored):
         message = f"{len(stored)} checksums, expected {len(found)}"
         return [Problem(ProblemCode.PAGE_CHECKSUM, where, message, SPEC)]
     broken = np.flatnonzero(found != stored)
-    pages = broken if page_ids is None else page_ids[broken]
-    return [
-        Problem(ProblemCode.PAGE_CHECKSUM, f"{where}[{page}]", f"xxh3 {one:016x}, stored {other:016x}", SPEC)
-        for page, one, other in zip(pages, found[broken], stored[broken], strict=True)
-    ]
+
+    def say(place: int) -> tuple[str, str]:
+        page = place if page_ids is None else page_ids[place]
+        return f"{where}[{page}]", f"xxh3 {found[place]:016x}, stored {stored[place]:016x}"
+
+    return listed_problems(broken, ProblemCode.PAGE_CHECKSUM, SPEC, say=say)

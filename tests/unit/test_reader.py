@@ -11,6 +11,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 from hurray_arrow import (
+    BlockPagedTensor,
     HurrayArrowError,
     SnapshotCorruptError,
     SnapshotMismatchError,
@@ -258,6 +259,23 @@ def test_verifying_tells_everything_at_once(path):
             snapshot.read(kv_role="key", component="values", verify=True)
         with pytest.raises(SnapshotCorruptError):
             snapshot.read(kv_role="value")
+
+
+@pytest.mark.parametrize("profile", ["share", "archive"])
+def test_of_many_damaged_pages_a_hundred_are_listed_and_all_are_counted(tmp_path, profile):
+    """A small file must not become a large list."""
+    path = tmp_path / "s.arrow"
+    pool = np.arange(1013, dtype=np.uint8).reshape(1013, 1, 1, 1)
+    tensor = BlockPagedTensor.from_arrays(pool, block_tables=[[5]], seq_lens=[1], kv_role="key", element_type="uint8")
+    write_snapshot(path, [tensor], profile=profile)
+    with open_snapshot(path) as snapshot:
+        rows = snapshot._rows.rows_of(0)
+        snapshot._rows.rows_of = lambda _index: [replace(rows[0], page_checksums=np.arange(1013, dtype=np.uint64))]
+        for check in (snapshot.verify, lambda: snapshot.read(verify=True)):
+            with pytest.raises(SnapshotCorruptError) as caught:
+                check()
+            assert caught.value.codes == ["page_checksum"] * 101
+            assert "1013" in caught.value.problems[-1].message
 
 
 def test_trusting_a_file_skips_its_hashes(path):
