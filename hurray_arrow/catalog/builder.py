@@ -91,9 +91,9 @@ def build_catalog(
 ) -> CatalogReport:
     """Write one Parquet table over many snapshots; where it exists, read only what is new or changed since.
 
-    Of each snapshot its end is read, and one range or two per kv_group for the tables; pages are not. Files that went
-    are dropped. A file counts as unchanged when URL, size and entity tag (or time) are; where the store says neither,
-    it is read again.
+    Of each snapshot its end is read, and one range or two per kv_group for the tables; pages are not, but for those
+    of an archive's small tensor, which lie in one row with its tables. Files that went are dropped. A file counts
+    as unchanged when URL, size and entity tag (or time) are; where the store says neither, it is read again.
 
     Parameters
     ----------
