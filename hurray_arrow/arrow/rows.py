@@ -214,26 +214,38 @@ class _Reader:
         if len(filled) > 1:
             raise refuse(ProblemCode.COLUMN_MISMATCH, filled[1], f"filled beside {filled[0]}; a tensor has one pool")
         if not filled:
-            return "", np.empty(0, np.uint8), None
+            return "", self._placed([], PAGE_POOL), None
         name = filled[0]
         if name == POOL_BYTES:
-            return name, _binary_at(self.columns[name], self.number), None
+            return name, self._placed([_binary_at(self.columns[name], self.number)], name, can_be_cut=False), None
         pages = list_window(_as_list(self.columns[name].slice(self.number, 1)))[1]
         _no_nulls(pages, name)
         page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
         storage = _storage(pages)
-        if pa.types.is_struct(storage.type):
-            planes = [_page_values(storage.field(number), name) for number in range(storage.type.num_fields)]
-            if not planes or len({plane.nbytes for plane in planes}) != 1:
-                raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected byte planes")
-            pool = np.empty(len(planes) * planes[0].nbytes, np.uint8) if self.destination is None else self.destination
-            from_planes(planes, pool)
-            return name, pool, page_class
-        pool = _page_values(storage, name)
-        if self.destination is not None:
-            self.destination[:] = pool
+        if not pa.types.is_struct(storage.type):
+            return name, self._placed([_page_values(storage, name)], name), page_class
+        planes = [_page_values(storage.field(number), name) for number in range(storage.type.num_fields)]
+        if not planes or len({plane.nbytes for plane in planes}) != 1:
+            raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected byte planes")
+        return name, self._placed(planes, name), page_class
+
+    def _placed(
+        self, planes: list[npt.NDArray[np.uint8]], name: str, *, can_be_cut: bool = True
+    ) -> npt.NDArray[np.uint8]:
+        """Join planes in new memory or in the destination; one plane by itself is left where it is."""
+        size = sum(plane.nbytes for plane in planes)
+        if self.destination is None:
+            if len(planes) < 2:
+                return planes[0] if planes else np.empty(0, np.uint8)
+            pool = np.empty(size, np.uint8)
+        else:
+            # numpy would spread too few bytes over all of it, and what is not written is whatever was there before.
             pool = self.destination
-        return name, pool, page_class
+            if size != len(pool) or not can_be_cut:
+                message = f"{size} bytes in a row that is to hold {len(pool)} bytes of pages"
+                raise refuse(ProblemCode.ROW_MISSING, name, message)
+        from_planes(planes, pool)
+        return pool
 
 
 def is_pool_column(name: str) -> bool:

@@ -17,7 +17,7 @@ import xxhash
 from fsspec.callbacks import Callback
 
 from hurray_arrow.arrow.compressed_batch import compressed_batch
-from hurray_arrow.arrow.ipc_file import block_of
+from hurray_arrow.arrow.ipc_file import block_of, encoded_batch
 from hurray_arrow.arrow.page_buffers import page_buffers
 from hurray_arrow.arrow.page_class import BYTE_PLANES, PageClass
 from hurray_arrow.arrow.row_batches import page_row_batch, row_batch
@@ -31,6 +31,8 @@ from hurray_arrow.snapshot.row_sink import Output
 MAX_ROW_BYTES = 8 << 20
 #: A pool up to this size lies in its tensor's first row: another row costs 3 KiB of headers, and a request to read it.
 ONE_ROW_BYTES = 1 << 20
+#: How much larger than their row its small columns may be, once they are decompressed.
+FREE_SMALL_BYTES = 16 << 20
 #: Elements whose most significant byte is nearly all of an 8-bit exponent.
 _WIDE_EXPONENTS = ("bfloat16", "float32")
 
@@ -133,7 +135,7 @@ class ArchiveRows:
         self._progress.relative_update(row.pages_bytes)
 
     def _encode_first(self, placed: PlacedTensor, *, whole: bool) -> _Encoded:
-        pool = placed.tensor.buffers[0]
+        pages = placed.tensor.buffers[0] if whole else placed.tensor.buffers[0][:0]
         batch = row_batch(
             placed.tensor,
             plan=self._plan,
@@ -142,9 +144,9 @@ class ArchiveRows:
             kv_group=placed.kv_group,
             with_tables=placed.with_tables,
             with_pages=whole,
-            page_checksums=self._checksums(placed, pool if whole else pool[:0]),
+            page_checksums=self._checksums(placed, pages),
         )
-        return self._encode(placed, batch)
+        return self._encode(placed, batch, pages)
 
     def _encode_pages(self, placed: PlacedTensor, page_offset: int, pages: npt.NDArray[np.uint8]) -> _Encoded:
         batch = page_row_batch(
@@ -157,11 +159,14 @@ class ArchiveRows:
             pages=pages,
             page_checksums=self._checksums(placed, pages),
         )
-        return self._encode(placed, batch)
+        return self._encode(placed, batch, pages)
 
-    def _encode(self, placed: PlacedTensor, batch: pa.RecordBatch) -> _Encoded:
+    def _encode(self, placed: PlacedTensor, batch: pa.RecordBatch, pages: npt.NDArray[np.uint8]) -> _Encoded:
         page_class = self._plan.page_class_of(placed.tensor.descriptor)
         parts = compressed_batch(batch, exponents=self._exponents(page_class))
+        if batch.nbytes - pages.nbytes > sum(map(len, parts)) + FREE_SMALL_BYTES // 2:
+            # Readers would take it for a bomb.
+            parts = [memoryview(encoded_batch(batch))]
         row_hash = xxhash.xxh3_64()
         for part in parts:
             row_hash.update(part)

@@ -5,6 +5,7 @@ Spec: snapshot format, sections 4 and 5.
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -16,12 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import BatchLayout, IpcLayoutError
-from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.rows import Row, aligned_empty, refuse
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.elements import ELEMENT_TYPES
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
-from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES
+from hurray_arrow.snapshot.archive_rows import FREE_SMALL_BYTES, MAX_ROW_BYTES
 from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import IndexRow
@@ -29,10 +30,7 @@ from hurray_arrow.snapshot.plane_sizes import PlaneSizes, plane_sizes
 from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
 from hurray_arrow.snapshot.tail import Tail
 
-#: What one small column may decompress to.
-MAX_SMALL_BYTES = 1 << 30
-#: What the small columns of a row of pages may decompress to, its checksums aside.
-_FREE_BYTES = 1 << 16
+_WIDEST_BITS = 128
 #: Stored rows that are fetched at once; two windows are in memory.
 _WINDOW_BYTES = 64 << 20
 
@@ -72,6 +70,11 @@ class ArchiveIndexedRows(IndexedRows):
                     pages = pool[place.page_offset * page_bytes : (place.page_offset + place.num_pages) * page_bytes]
                     jobs.append(self._pool.submit(self._pages_row, place, pages, buffer))
         rows = [job.result() for job in jobs]
+        other = next((row for row in rows if row.pool_column != rows[0].pool_column), None)
+        if other is not None:
+            message = f"pages in {other.pool_column} too, those before it are in {rows[0].pool_column}"
+            where = f"tensor {tensor_index}.page_offset {other.page_offset}"
+            raise refuse(ProblemCode.COLUMN_MISMATCH, where, message, url=self.source.url)
         stored = [row.page_checksums for row in rows if row.page_checksums is not None]
         merged = replace(
             first,
@@ -134,11 +137,19 @@ class ArchiveIndexedRows(IndexedRows):
     def _first_row(self, place: IndexRow, stored: pa.Buffer) -> Row:
         row = Row.read(self._batch_of(place, stored), 0)
         check_place(row, place, ("layer_index", "layer_name"))
+        if row.pool.size and not place.num_pages:
+            message = f"{row.pool.nbytes} bytes of pages in a row that the index says has none"
+            raise refuse(ProblemCode.ROW_MISSING, f"tensor {place.tensor_index}", message, url=self.source.url)
         return row
 
     def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8], stored: pa.Buffer) -> Row:
         row = Row.read(self._batch_of(place, stored), 0, destination=destination)
         check_place(row, place)
+        checksums = row.page_checksums
+        if checksums is not None and len(checksums) != place.num_pages:
+            where = f"tensor {place.tensor_index}.page_checksums"
+            message = f"{len(checksums)} checksums in a row of {place.num_pages} pages"
+            raise refuse(ProblemCode.PAGE_CHECKSUM, where, message, url=self.source.url)
         return row
 
     def _page_bytes(self, first: Row, places: Sequence[IndexRow]) -> int:
@@ -165,11 +176,11 @@ class ArchiveIndexedRows(IndexedRows):
         return hash_problems(place, "row_xxh3", memoryview(stored))
 
     def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
-        """Compare what each buffer says it decompresses to with what the row can hold: zeros compress 30,000 times."""
+        """Compare what the buffers say they decompress to with what the row can hold: zeros compress 30,000 times."""
         if layout.compression is None:
             return
         body = memoryview(stored)[place.metadata_bytes :]
-        most = max(_most_page_bytes(place), MAX_SMALL_BYTES if place.page_offset == 0 else 0)
+        total = 0
         for start, size in layout.buffers:
             if not size:
                 continue
@@ -177,14 +188,23 @@ class ArchiveIndexedRows(IndexedRows):
                 raise IpcLayoutError(f"a compressed buffer of {size} bytes")
             (stated,) = struct.unpack_from("<q", body, start)
             # -1 says that the buffer is stored as it is.
-            if stated != -1 and not 0 <= stated <= most:
-                raise IpcLayoutError(f"a buffer states {stated} bytes for {place.num_pages} pages")
+            if stated < -1:
+                raise IpcLayoutError(f"a buffer states {stated} bytes")
+            total += size if stated == -1 else stated
+        most = _most_page_bytes(place) + stored.size + FREE_SMALL_BYTES
+        if total > most:
+            message = f"{stored.size} bytes with {place.num_pages} pages state {total} bytes, expected at most {most}"
+            raise IpcLayoutError(message)
 
 
 def _most_page_bytes(place: IndexRow) -> int:
-    widest = PageClass("complex128", 128, place.page_shape).page_bytes or 0
-    rows_bytes = max(MAX_ROW_BYTES, widest) if place.num_pages else 0
-    return max(rows_bytes, 8 * place.num_pages) + _FREE_BYTES
+    """Return what pages and their checksums can take, by what the index lists of the tensor."""
+    element = ELEMENT_TYPES.get(place.element_type)
+    bits = _WIDEST_BITS if element is None else element.bits
+    pages = place.num_pages * math.prod(place.page_shape) * bits // 8 + 1
+    # How wide a private type is only the descriptor says, which lies in the first row.
+    least = MAX_ROW_BYTES if element is None and place.num_pages else 0
+    return max(pages, least) + 8 * place.num_pages
 
 
 def _windows(places: Sequence[IndexRow]) -> list[list[IndexRow]]:

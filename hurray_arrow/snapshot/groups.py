@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.sequences import Sequences
+from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -91,7 +92,7 @@ def same_tables(one: BlockPagedTensor | GroupTables, other: BlockPagedTensor | G
     )
 
 
-def missing_members(metadata: Mapping[str, Any], rows: Iterable[IndexRow]) -> list[Problem]:
+def missing_members(metadata: Mapping[str, Any], rows: Iterable[IndexRow | Entry]) -> list[Problem]:
     """Return which layers and companions the metadata's ``groups`` list and the rows do not hold."""
     present: dict[int, dict[tuple[int | None, str | None], set[str]]] = {}
     for row in rows:

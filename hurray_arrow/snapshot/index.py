@@ -257,10 +257,18 @@ def _decompressed(stored: bytes) -> bytes:
     return text
 
 
+#: What all rows of a tensor have in common.
+_OF_A_TENSOR = (
+    *("layer_index", "layer_name", "kv_role", "component", "kv_group"),
+    *("num_seqs", "element_type", "page_shape", "encoding", "index_type"),
+)
+
+
 def index_problems(rows: Iterable[IndexRow], *, kind: str = FILE) -> list[Problem]:
     """Return what contradicts itself in an index: places that overlap, keys and rows given twice."""
     problems = []
     keys: dict[TensorKey, int] = {}
+    firsts: dict[int, IndexRow] = {}
     seen: set[tuple[int, int, bool]] = set()
     end = 0
     for number, row in enumerate(rows):
@@ -284,6 +292,12 @@ def index_problems(rows: Iterable[IndexRow], *, kind: str = FILE) -> list[Proble
         if keys.setdefault(key, row.tensor_index) != row.tensor_index:
             message = f"{key} is tensor {keys[key]}'s and tensor {row.tensor_index}'s"
             problems.append(_problem(ProblemCode.TENSOR_KEY_DUPLICATE, number, message))
+        first = firsts.setdefault(row.tensor_index, row)
+        if first is not row:
+            other = [name for name in _OF_A_TENSOR if getattr(first, name) != getattr(row, name)]
+            if other:
+                message = f"{', '.join(other)} other than in another row of tensor {row.tensor_index}"
+                problems.append(_problem(ProblemCode.INDEX_INVALID, number, message))
     return problems
 
 

@@ -307,7 +307,7 @@ class Snapshot(ViewDoors):
         return self._rows.plane_sizes(entry.tensor_index, most_rows=most_rows)
 
     def verify(self, *, progress: Callback | None = None) -> VerifyReport:
-        """Check everything: hashes, structure, every tensor's invariants, every page checksum.
+        """Check everything: hashes, structure, every tensor's invariants, every page checksum, that none is missing.
 
         Parameters
         ----------

@@ -42,6 +42,7 @@ from hurray_arrow.errors import (
 )
 from hurray_arrow.identity import check_expected
 from hurray_arrow.snapshot.checksums import page_problems
+from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import STREAM, Index, IndexRow
 from hurray_arrow.snapshot.pipes import PipeSource
 from hurray_arrow.snapshot.placed import PlacedTensor
@@ -156,7 +157,8 @@ class StreamReader:
         SnapshotCorruptError
             ``arrow_invalid``, ``arrow_null``, ``arrow_schema``, ``column_mismatch``, ``row_missing``, the tensor's own
             broken invariants, ``page_checksum``; at the end ``index_checksum``, ``index_invalid``, ``schema_checksum``,
-            ``row_checksum``, ``tensor_key_duplicate``.
+            ``row_checksum``, ``tensor_key_duplicate``; ``companion_missing``: the stream is not ``partial``, and a
+            layer or companion that its metadata lists did not come.
         UnsupportedError
             Pages of an encoding, element type or extension version that this version does not know.
         """
@@ -247,6 +249,8 @@ class StreamReader:
             for found, stated in zip(self._rows, index.rows, strict=True)
             for problem in _row_problems(found, stated)
         ]
+        if not self.metadata.get("partial"):
+            problems += missing_members(self.metadata, self._rows)
         if problems:
             raise SnapshotCorruptError(problems, url=URL)
         if self._header() is not None:

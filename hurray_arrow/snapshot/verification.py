@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from hurray_arrow.errors import (
 )
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry
+from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -47,6 +48,7 @@ class VerifyReport:
 
 class _Checked(Protocol):
     url: str
+    metadata: dict[str, Any]
     unverified: tuple[Problem, ...]
 
     @property
@@ -71,6 +73,9 @@ def verify_snapshot(snapshot: _Checked, rows: _Hashed, *, progress: Callback) ->
     progress.set_size(sum(entry.stored_bytes for entry in snapshot.entries))
     problems: list[Problem] = []
     unverified = list(snapshot.unverified)
+    # What recovery found is incomplete anyway, and says so in unverified.
+    if not snapshot.metadata.get("partial") and not unverified:
+        problems += missing_members(snapshot.metadata, snapshot.entries)
     num_pages = page_bytes = 0
     for entry in snapshot.entries:
         if not rows.checks_rows:

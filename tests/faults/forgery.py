@@ -37,10 +37,15 @@ class Forgery:
 
     def __init__(self, intact: bytes) -> None:
         reader = pa.ipc.open_file(pa.BufferReader(intact))
-        self.schema: pa.Schema = reader.schema
-        self.end, pairs = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
-        self.batches = [reader.get_batch(n) for n in range(reader.num_record_batches - 1)]
-        self.index: dict[str, Any] = json.loads(pairs[INDEX.encode()])
+        end, pairs = reader.get_batch_with_custom_metadata(reader.num_record_batches - 1)
+        self._take(reader.schema, [reader.get_batch(n) for n in range(reader.num_record_batches - 1)], end, pairs)
+
+    def _take(
+        self, schema: pa.Schema, batches: list[pa.RecordBatch], end: pa.RecordBatch, pairs: dict[bytes, bytes]
+    ) -> None:
+        self.schema, self.batches, self.end = schema, batches, end
+        self.is_compressed_index = INDEX_ZST.encode() in pairs
+        self.index: dict[str, Any] = json.loads(index_text(pairs))
         self.patches: dict[int, Callable[[bytearray], None]] = {}
         self.edit_rows: Callable[[list[dict[str, Any]]], None] = lambda _rows: None
         self.edit_index: Callable[[dict[str, Any]], None] = lambda _index: None
@@ -48,6 +53,7 @@ class Forgery:
         self.edit_pairs: Callable[[dict[Any, Any]], dict[Any, Any]] = lambda pairs: pairs
         self.edit_blocks: Callable[[list[Block]], list[Block]] = lambda blocks: blocks
         self.edit_end: Callable[[bytearray], None] = lambda _row: None
+        # An archive's rows too, unless somebody says "zstd": both are allowed, and these can be patched.
         self.compression: str | None = None
         self.end_compression: str | None = None
 
@@ -88,7 +94,8 @@ class Forgery:
         self.edit_index(self.index)
         text = self.edit_text(json.dumps(self.index, sort_keys=True, separators=(",", ":")))
         stored = text if isinstance(text, bytes) else text.encode()
-        written, blocks = self._written(self.edit_pairs({INDEX: stored, INDEX_HASH: xxh3(stored)}))
+        pairs = zst_pairs(zst_frame(stored)) if self.is_compressed_index else {INDEX: stored, INDEX_HASH: xxh3(stored)}
+        written, blocks = self._written(self.edit_pairs(pairs))
         content = bytearray(written)
         for row, (offset, *_) in zip(rows, blocks, strict=False):
             content[offset : offset + len(row)] = row
@@ -146,7 +153,7 @@ class Forgery:
             {
                 **{key: value for key, value in self.index["rows"][number].items() if key != "checksums_offset"},
                 **dict(zip(("offset", "metadata_bytes", "body_bytes"), block, strict=True)),
-                **_pages_of(RowBytes(row), columns, block[0]),
+                **(_pages_of(RowBytes(row), columns, block[0]) if "head_xxh3" in self.index["rows"][number] else {}),
             }
             for number, (row, block) in enumerate(zip(rows, blocks, strict=False))
         ]
@@ -168,7 +175,17 @@ def _pages_of(row: RowBytes, columns: dict[str, tuple[int, int]], offset: int) -
     return stated
 
 
+def index_text(pairs: dict[bytes, bytes]) -> bytes:
+    if INDEX.encode() in pairs:
+        return pairs[INDEX.encode()]
+    return zstandard.decompress(base64.b64decode(pairs[INDEX_ZST.encode()]))
+
+
 def _rehash(stated: dict[str, Any], row: bytes, offset: int) -> None:
+    if "row_xxh3" in stated:
+        stated["row_xxh3"] = xxh3(row)
+    if "head_xxh3" not in stated:
+        return
     pages = (stated.get("pages_offset") or 0) - offset
     pages_end = pages + stated.get("pages_bytes", 0)
     if 0 <= pages <= pages_end:

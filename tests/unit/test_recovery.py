@@ -365,4 +365,4 @@ def test_a_compressed_file_that_states_terabytes_is_not_decompressed(path):
     before = pa.default_memory_pool().max_memory()
     snapshot, _ = recovered(copy)
     assert any("compressed" in problem.message for problem in snapshot.unverified)
-    assert pa.default_memory_pool().max_memory() < max(before, 64 << 20)
+    assert pa.default_memory_pool().max_memory() <= max(before, 64 << 20)
