@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint coverage bench clean chromium
+.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint docs coverage bench clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,6 +40,9 @@ lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff format --check
 	$(BIN)/python -m mypy
 
+docs: $(VENV)/.docs-installed  ## the documentation as a site that needs no network: build/site/index.html
+	$(BIN)/python -m sphinx -q -W --keep-going -c docs . build/site
+
 coverage: $(VENV)/.test-installed $(AZURITE) chromium  ## the whole suite with branch coverage
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive" --cov --cov-report=term-missing
 
@@ -47,7 +50,7 @@ bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -58,6 +61,10 @@ $(BIN)/pip:
 
 $(VENV)/.cli-installed: pyproject.toml | $(BIN)/pip
 	$(PIP) install --quiet --editable '.[cli]'
+	@touch $@
+
+$(VENV)/.docs-installed: pyproject.toml | $(BIN)/pip
+	$(PIP) install --quiet --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.test-installed: pyproject.toml | $(BIN)/pip
