@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -13,76 +12,11 @@ from ray.data.expressions import col
 import hurray_arrow as ha
 from hurray_arrow.ray import read_snapshots, skipped
 from hurray_arrow.snapshot.pins import SnapshotPlace
-from hurray_arrow.snapshot.tail import read_footer
 from hurray_arrow.views import read_snapshots as read_in_threads
-from tests.ray.conftest import ray_processes
+from tests.ray.bucket import DIMS, PAGES, arrow, counted, needed_bytes, tensors, write
+from tests.ray.cluster import worker_peaks_bytes
 
 pytestmark = pytest.mark.stores
-PAGES, PAGE_SIZE, HEADS, DIMS = 127, 16, 3, 83
-
-
-def tensors(number, *, dims=(DIMS, DIMS)):
-    """Keys of two layers, 1 MiB each; sequences share a page, one is empty."""
-    rng = np.random.default_rng(number)
-    tables = [list(range(53)), [], [0, *range(53, PAGES)]]
-    lens = [53 * PAGE_SIZE - 5, 0, (PAGES - 52) * PAGE_SIZE]
-    return [
-        ha.BlockPagedTensor.from_arrays(
-            rng.integers(0, 1 << 14, (PAGES, PAGE_SIZE, HEADS, head_dim), dtype=np.uint16),
-            block_tables=tables,
-            seq_lens=lens,
-            ids=["a", "b", f"own-{number}"],
-            element_type="bfloat16",
-            kv_role="key",
-            layer_index=layer,
-        )
-        for layer, head_dim in zip((2, 5), dims, strict=True)
-    ]
-
-
-def write(store, folder, names, **more):
-    """Put snapshots into the bucket; gives their URLs, in the order in which a glob finds them."""
-    data = {}
-    for number, name in enumerate(names):
-        ha.write_snapshot(folder / "a.arrow", tensors(number, **more), overwrite=True)
-        data[store.url(name)] = (folder / "a.arrow").read_bytes()
-    store.raw.pipe(data)
-    store.raw.invalidate_cache()
-    store.proxy.reset()
-    return list(data)
-
-
-def needed_bytes(path, layer_index):
-    """Count what an answer from all pages of one layer needs of a file: its end, the tables, the row."""
-    with ha.open_snapshot(path) as snapshot:
-        rows = {places[0].layer_index: places[0] for places in snapshot._rows._places.values()}
-        source = snapshot._rows.source
-        end = source.size - read_footer(source)[-1].offset
-        row, first = rows[layer_index], rows[min(rows)]
-        tables = first.block.end - first.offset - first.pages_bytes if row is not first else 0
-        return end + row.block.end - row.offset + tables
-
-
-def counted(store):
-    reads = store.proxy.reads()
-    return len(reads), sum(request.answer_bytes for request in reads)
-
-
-def arrow(dataset):
-    """Return all rows; Ray's own way to one Arrow table."""
-    tables = [table for table in dataset.iter_batches(batch_format="pyarrow", batch_size=None) if table.num_rows]
-    return pa.concat_tables(tables) if tables else pa.table({})
-
-
-def peak_bytes(processes):
-    """Return the largest resident size that each of Ray's workers ever had."""
-    peaks = {}
-    for process in ray_processes(processes):
-        if process.name().startswith("ray::"):
-            with open(f"/proc/{process.pid}/status") as status:  # noqa: PTH123
-                lines = dict(line.split(":", 1) for line in status)
-            peaks[process.pid] = int(lines["VmHWM"].split()[0]) << 10
-    return peaks
 
 
 def test_64_snapshots_cost_what_the_filters_need(cluster, s3, tmp_path):
@@ -108,9 +42,9 @@ def test_64_snapshots_cost_what_the_filters_need(cluster, s3, tmp_path):
     assert 1 < received / needed <= 1.1
     assert requests <= 64 * requests_each + 4
     assert len(table["pid"].unique()) == 2
-    peaks = peak_bytes(cluster)
-    assert len(peaks) >= 2
-    assert max(peaks.values()) < 1 << 30
+    peaks_bytes = worker_peaks_bytes(cluster)
+    assert len(peaks_bytes) >= 2
+    assert max(peaks_bytes) < 1 << 30
 
     assert table.num_rows == 64 * alone.num_rows
     assert sorted(table["url"].unique().to_pylist()) == sorted(urls)
