@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from hurray_arrow.arrow.row_batches import row_batch
-from hurray_arrow.arrow.rows import Row, Tables, tables_of, tensor_from_rows
+from hurray_arrow.arrow.rows import Row, Tables
 from hurray_arrow.arrow.schema import SchemaPlan
+from hurray_arrow.arrow.tensor_rows import tables_of, tensor_from_rows
 from hurray_arrow.errors import CopyRequiredError
 from hurray_arrow.tensor import BlockPagedTensor
 

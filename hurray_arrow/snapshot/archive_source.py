@@ -17,8 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import BatchLayout, IpcLayoutError
-from hurray_arrow.arrow.rows import Row, aligned_empty, refuse
+from hurray_arrow.arrow.rows import Row, refuse
 from hurray_arrow.arrow.schema import page_class_of
+from hurray_arrow.arrow.tensor_rows import aligned_empty
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.elements import ELEMENT_TYPES
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow import ops
-from hurray_arrow.arrow.rows import Row, Tables, tensor_from_rows
+from hurray_arrow.arrow.rows import Row, Tables
 from hurray_arrow.arrow.schema import page_class_of
+from hurray_arrow.arrow.tensor_rows import tensor_from_rows
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.ops.select import needed_pages
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes, checksum_problems, page_checksums

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow.arrow.rows import Row, Tables, aligned, refuse, tables_of, tensor_from_rows
+from hurray_arrow.arrow.rows import Row, Tables, refuse
+from hurray_arrow.arrow.tensor_rows import aligned, tables_of, tensor_from_rows
 from hurray_arrow.errors import (
     Problem,
     ProblemCode,

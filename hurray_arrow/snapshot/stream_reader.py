@@ -24,13 +24,15 @@ from hurray_arrow.arrow.ipc_layout import (
     BatchLayout,
     IpcLayoutError,
     batch_layout,
+    check_message,
     message_kind,
 )
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
-from hurray_arrow.arrow.rows import Row, Tables, aligned, aligned_empty, is_pool_column, tables_of, tensor_from_rows
+from hurray_arrow.arrow.rows import Row, Tables, is_pool_column
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.arrow.small_columns import small_xxh3
+from hurray_arrow.arrow.tensor_rows import aligned, aligned_empty, tables_of, tensor_from_rows
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, held_types
 from hurray_arrow.errors import (
     HurrayArrowError,
@@ -136,6 +138,7 @@ class StreamReader:
             kind, body_bytes = message_kind(header[8:])
             if kind != SCHEMA_HEADER or body_bytes:
                 raise IpcLayoutError(f"message of kind {kind} with {body_bytes} bytes, expected a schema")
+            check_message(header[8:])
             self._schema_message = bytes(header)
             self.schema: pa.Schema = pa.ipc.read_schema(pa.py_buffer(self._schema_message))
             self.schema, self._types = held_types(self.schema)

@@ -11,7 +11,8 @@ import pytest
 
 from hurray_arrow.arrow.convert import from_record_batch, tensors_from_batches, to_record_batch
 from hurray_arrow.arrow.page_class import PageClass
-from hurray_arrow.arrow.rows import Row, aligned
+from hurray_arrow.arrow.rows import Row
+from hurray_arrow.arrow.tensor_rows import aligned
 from hurray_arrow.arrow.types import PagePoolType
 from hurray_arrow.errors import ExtensionMetadataError, SnapshotCorruptError, UnsupportedError
 from hurray_arrow.tensor import BlockPagedTensor
