@@ -92,21 +92,22 @@ def read_snapshots(
     return dataset
 
 
-def skipped(dataset: Dataset) -> list[Skipped]:
+def skipped(dataset: Dataset | SnapshotDatasource) -> list[Skipped]:
     """Return the snapshots that were left out, so far, of a dataset and of all that reads the same source.
 
     Parameters
     ----------
     dataset
-        What :func:`read_snapshots` returned with ``errors="skip"``, or a dataset that was made of it. What workers
-        find is listed when the dataset has been consumed.
+        What :func:`read_snapshots` returned with ``errors="skip"``, a dataset that was made of it, or the source
+        itself. What workers find is listed when the dataset has been consumed.
 
     Raises
     ------
     ValueError
         The dataset was read otherwise.
     """
-    reading = dataset.context.get_config(_READING)
+    own = isinstance(dataset, SnapshotDatasource)
+    reading = dataset.reading if own else dataset.context.get_config(_READING)
     if reading is None:
         raise ValueError("the dataset does not come from read_snapshots(…, errors='skip')")
     found: list[Skipped] = ray.get(_ledger().of.remote(reading))

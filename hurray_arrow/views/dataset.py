@@ -159,6 +159,12 @@ def admitted_entries(
     return [entries[place] for place in _pieces(_TENSOR_SCHEMA, rows, schema, condition, url=url)]
 
 
+def admitted_urls(urls: Sequence[str], schema: pa.Schema, condition: pc.Expression) -> set[str]:
+    """Return the snapshots of which a condition may leave a row; column ``url`` is in the schema."""
+    known = pa.schema([URL_FIELD])
+    return {urls[place] for place in _pieces(known, [[url] for url in urls], schema, condition, url=None)}
+
+
 def admitted_sequences(view: View, condition: pc.Expression, *, url: str | None = None) -> View:
     """Return a view without the sequences of which a condition leaves no row; as :func:`admitted_entries`.
 

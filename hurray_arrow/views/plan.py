@@ -5,13 +5,14 @@ Spec: snapshot format, section 4, "Remote".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import fsspec
 import numpy as np
@@ -31,6 +32,10 @@ from hurray_arrow.snapshot.pins import Pin, SnapshotPlace
 from hurray_arrow.snapshot.sets import find_snapshots
 from hurray_arrow.views.pieces import Piece, pieces_of
 from hurray_arrow.views.question import Question
+from hurray_arrow.views.view import KEY_FIELDS, URL_FIELD
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
 
 Errors: TypeAlias = Literal["raise", "skip"]
 
@@ -115,15 +120,24 @@ class Plan:
     @cached_property
     def pieces(self) -> list[Piece]:
         """What is read, in the order of the snapshots and their tensors; nothing of it for what cannot be admitted."""
-        found = []
-        for each in self.listed:
-            entries: Sequence[Entry] = each.entries
-            if self.question.condition is not None:
-                from hurray_arrow.views.dataset import admitted_entries
+        listed = self.listed if self.question.condition is None else self._admitted(self.question.condition)
+        return [piece for pin, some in listed for piece in pieces_of(pin, some, self.question, self.schema)]
 
-                entries = admitted_entries(entries, self.full_schema, self.question.condition, url=each.pin.place.url)
-            found += pieces_of(each.pin, entries, self.question, self.schema)
-        return found
+    def _admitted(self, condition: pc.Expression) -> Iterator[Listed]:
+        """Leave out what a condition admits no row of; each kind of tensor is asked about once for all snapshots."""
+        from hurray_arrow.views.dataset import admitted_entries, admitted_urls
+
+        schema = self.full_schema.insert(0, URL_FIELD)
+        urls = admitted_urls([pin.place.url for pin, _ in self.listed], schema, condition)
+        listed = [each for each in self.listed if each.pin.place.url in urls]
+        kinds = {_key(entry): entry for _, entries in listed for entry in entries}
+        admitted = {_key(entry) for entry in admitted_entries(list(kinds.values()), schema, condition)}
+        names_url = re.search(rf"\b{URL_FIELD.name}\b", str(condition))
+        for pin, entries in listed:
+            some = [entry for entry in entries if _key(entry) in admitted]
+            if names_url:
+                some = admitted_entries(some, self.full_schema, condition, url=pin.place.url)
+            yield Listed(pin, tuple(some))
 
     def asking(self, question: Question) -> Plan:
         """Return the plan for another question to the same snapshots: only columns and condition may differ."""
@@ -148,6 +162,10 @@ class Plan:
 
 def _first(pair: tuple[int, Piece]) -> int:
     return pair[0]
+
+
+#: What conditions can say of a tensor.
+_key: Callable[[Entry], tuple[Any, ...]] = attrgetter(*(each.name for each in KEY_FIELDS))
 
 
 def plan_snapshots(
@@ -189,6 +207,7 @@ def plan_snapshots(
     skipped: list[Skipped] = []
     first: _Found | None = None
     carried = 0
+    alike: dict[Any, Any] = {}
     with ThreadPoolExecutor(min(LISTED_AT_ONCE, len(places)), "hurray-arrow-list") as pool:
         for each in pool.map(lambda place: _list(place, question, errors), places):
             if isinstance(each, Skipped):
@@ -196,7 +215,8 @@ def plan_snapshots(
                 continue
             pin, entries = each.listed
             carried += len(pin.known.tail or b"")
-            listed.append(Listed(pin if carried <= _MOST_CARRIED_BYTES else pin.lighter(), entries))
+            kept = tuple(Entry(*(_shared(value, alike) for value in entry)) for entry in entries)
+            listed.append(Listed(pin if carried <= _MOST_CARRIED_BYTES else pin.lighter(), kept))
             # A snapshot without any of the tensors has no say in what columns there are.
             if first is None or not first.listed.entries:
                 first = each
@@ -250,6 +270,11 @@ def read_pieces(
 def _say_where(error: Exception, url: str) -> None:
     if url not in str(error):
         error.add_note(f"while reading {url}")
+
+
+def _shared(value: Any, alike: dict[Any, Any]) -> Any:
+    """Return the same object for the same name or shape: a plan holds some of them for every tensor there is."""
+    return alike.setdefault(value, value) if isinstance(value, str | tuple) else value
 
 
 def _list(place: SnapshotPlace, question: Question, errors: Errors) -> _Found | Skipped:

@@ -147,8 +147,13 @@ def test_a_sequence_that_some_snapshots_lack_has_rows_where_it_is():
         ((pc.field("url") == URLS[2]) & (pc.field("kv_role") == "key"), [(3, "key"), (5, "key")]),
         ((pc.field("sequence_id") == "only-4") & (pc.field("norm") > 9), FOUR),
         ((pc.field("url") != URLS[0]) & (pc.field("layer_index") == 99), []),
+        (
+            ((pc.field("url") == URLS[1]) & (pc.field("layer_index") == 5))
+            | ((pc.field("url") == URLS[3]) & (pc.field("layer_index") == 3) & (pc.field("kv_role") == "key")),
+            [(5, "key"), (5, "value"), (3, "key")],
+        ),
     ],
-    ids=["tensors", "snapshots", "sequences", "nothing"],
+    ids=["tensors", "snapshots", "sequences", "nothing", "tensors by snapshot"],
 )  # fmt: skip
 def test_a_condition_chooses_what_is_read(pages_read, condition, read):
     columns = ["norm", "url", "token"]
