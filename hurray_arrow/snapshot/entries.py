@@ -35,6 +35,9 @@ class Selectors(TypedDict, total=False):
 
 SELECTORS = tuple(Selectors.__annotations__)
 
+#: ``(layer_index, layer_name)``.
+Layer = tuple[int | None, str | None]
+
 
 class Entry(NamedTuple):
     """One tensor of a snapshot.
@@ -76,7 +79,7 @@ class Entry(NamedTuple):
         return (self.kv_group, self.layer_index, self.layer_name, self.kv_role, self.component)
 
     @property
-    def layer(self) -> tuple[int | None, str | None]:
+    def layer(self) -> Layer:
         """``(layer_index, layer_name)``."""
         return (self.layer_index, self.layer_name)
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.sequences import Sequences
@@ -31,6 +32,9 @@ class Groups:
 
     def __init__(self) -> None:
         self._first: dict[int, GroupTables] = {}
+        #: Groups by the hash of their tables: a thousand of them must not be compared with every tensor.
+        self._alike: dict[str, list[int]] = {}
+        self._next = 0
 
     def place(self, tensor: BlockPagedTensor) -> tuple[int, bool]:
         """Return a tensor's group and whether it is the first of it, without keeping it.
@@ -43,10 +47,10 @@ class Groups:
             ``kv_group_mismatch``: the group that the tensor names has other tables or sequences.
         """
         if tensor.kv_group is None:
-            for kv_group, first in self._first.items():
-                if same_tables(first, tensor):
+            for kv_group in self._alike.get(_tables_xxh3(tensor), ()):
+                if same_tables(self._first[kv_group], tensor):
                     return kv_group, False
-            return max(self._first, default=-1) + 1, True
+            return self._next, True
         named = self._first.get(tensor.kv_group)
         if named is None:
             return tensor.kv_group, True
@@ -63,6 +67,16 @@ class Groups:
         if kv_group not in self._first:
             sequences = _copied(tensor.sequences)
             self._first[kv_group] = GroupTables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
+            self._alike.setdefault(_tables_xxh3(tensor), []).append(kv_group)
+            self._next = max(self._next, kv_group + 1)
+
+
+def _tables_xxh3(tensor: BlockPagedTensor) -> str:
+    """Return a hash of seq_ptr and block_table by value: whether they are 32 or 64 bits wide makes no difference."""
+    digest = xxhash.xxh3_64()
+    for array in (tensor.seq_ptr, tensor.block_table):
+        digest.update(array.astype(np.uint64, copy=False).data)
+    return digest.hexdigest()
 
 
 def _copied(sequences: Sequences) -> Sequences:

@@ -6,6 +6,7 @@ Spec: snapshot format, sections 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack
@@ -27,7 +28,7 @@ from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.checksums import page_problems
-from hurray_arrow.snapshot.entries import Entry, Selectors, check_entry, one_entry, select_entries
+from hurray_arrow.snapshot.entries import Entry, Layer, Selectors, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
 from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
 from hurray_arrow.snapshot.plane_sizes import PlaneSizes
@@ -194,7 +195,6 @@ class Snapshot(ViewDoors):
 
     def prefix_groups(self) -> list[PrefixGroup]:
         """Return what each kv_group stores of its sequences, for :mod:`hurray_arrow.prefixes`; pages are not read."""
-        first = {entry.kv_group: entry for entry in reversed(self.entries)}
         return [
             PrefixGroup(
                 self.group_tables(kv_group).sequences,
@@ -203,7 +203,7 @@ class Snapshot(ViewDoors):
                 adapter=self.metadata.get("adapter"),
                 tenant=self.metadata.get("tenant"),
             )
-            for kv_group, entry in sorted(first.items())
+            for kv_group, entry in sorted(self._first_of_group.items())
         ]
 
     def read_sequences(
@@ -383,7 +383,7 @@ class Snapshot(ViewDoors):
         SnapshotCorruptError
             As :meth:`read`.
         """
-        if all(entry.kv_group != kv_group for entry in self.entries):
+        if kv_group not in self._first_of_group:
             raise LookupError(f"no tensor is of kv_group {kv_group}")
         return self._tables_of_group(kv_group)
 
@@ -391,21 +391,31 @@ class Snapshot(ViewDoors):
         """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
         group = self._tables.get(kv_group)
         if group is None:
-            first = min(entry.tensor_index for entry in self.entries if entry.kv_group == kv_group)
+            first = self._first_of_group[kv_group].tensor_index
             own = row if row is not None and first == row.tensor_index else self._rows.tables_row_of(first)
             found = tables_of(own, None)
             group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
             self._tables[kv_group] = group
         return group
 
+    @cached_property
+    def _first_of_group(self) -> dict[int, Entry]:
+        """The first tensor of each kv_group: it has the tables of all."""
+        return {entry.kv_group: entry for entry in reversed(self.entries)}
+
+    @cached_property
+    def _components(self) -> dict[tuple[int, Layer], set[str]]:
+        """The components that each layer of each kv_group has."""
+        found: dict[tuple[int, Layer], set[str]] = {}
+        for entry in self.entries:
+            found.setdefault((entry.kv_group, entry.layer), set()).add(entry.component)
+        return found
+
     def _check_companions(self, entry: Entry) -> None:
         groups = self.metadata.get("groups", [])
         if entry.kv_group >= len(groups):
             return
-        present = {
-            other.component for other in self.entries if other.kv_group == entry.kv_group and other.layer == entry.layer
-        }
-        missing = missing_components(groups[entry.kv_group], present)
+        missing = missing_components(groups[entry.kv_group], self._components[entry.kv_group, entry.layer])
         if missing:
             message = f"the metadata lists components {missing} for this layer, and the snapshot does not hold them"
             raise refuse(ProblemCode.COMPANION_MISSING, str(entry), message, url=self.url)

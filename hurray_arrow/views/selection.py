@@ -70,13 +70,14 @@ class Selection:
         return cls(snapshot, entries, _places(snapshot, entries, sequence, every=every))
 
     @property
-    def kv_groups(self) -> list[int]:
-        """The groups of the tensors, ascending."""
-        return sorted({entry.kv_group for entry in self.entries})
+    def kv_groups(self) -> dict[int, Entry]:
+        """The groups of the tensors, ascending, and the first tensor of each."""
+        first = {entry.kv_group: entry for entry in reversed(self.entries)}
+        return dict(sorted(first.items()))
 
     def first_of(self, kv_group: int) -> Entry:
         """Return the first tensor of a group."""
-        return next(entry for entry in self.entries if entry.kv_group == kv_group)
+        return self.kv_groups[kv_group]
 
     def narrowed(self, *, entries: Iterable[int] | None = None, places: Places | None = None) -> Selection:
         """Return what also lies among these tensors, by tensor_index, and these sequences."""

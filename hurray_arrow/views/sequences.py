@@ -58,8 +58,7 @@ class SequencesView(View):
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Make batches of about a million pages and tokens; pages are not read."""
-        for kv_group in self.selection.kv_groups:
-            entry = self.selection.first_of(kv_group)
+        for kv_group, entry in self.selection.kv_groups.items():
             facts = self.selection.facts(entry)
             sizes = np.diff(facts.seq_ptr) + np.maximum(facts.num_tokens, 0) + 1
             places = self.selection.places_of(entry, facts).tolist()
