@@ -35,7 +35,7 @@ from hurray_arrow.snapshot.reader import Snapshot
 WITHHELD = ("tenant", "adapter", "user")
 #: The widths that figures are drawn for, in inches of 96 pixels.
 _WIDE, _NARROW = 7.5, 3.7
-_LONGEST_NAME = 120
+_LONGEST_NAME = 64
 #: matplotlib reads its settings while it writes a file, from one place for all threads.
 _SETTINGS = threading.Lock()
 _SVG: Mapping[str, Any] = {"svg.fonttype": "none", "svg.hashsalt": "hurray-arrow", "svg.image_inline": True}
@@ -179,7 +179,7 @@ def _light_and_dark(picture: Picture, media: str, width_inches: float) -> list[S
 
 def _source(figure: Figure, media: str) -> Source:
     written = io.BytesIO()
-    figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+    figure.savefig(written, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     width, height = figure.get_size_inches() * 96
     url = f"data:image/svg+xml;base64,{base64.b64encode(written.getvalue()).decode()}"
     return Source(media, url, round(width), round(height))
@@ -188,7 +188,8 @@ def _source(figure: Figure, media: str) -> Source:
 def _shown(table: Table) -> dict[str, Any]:
     rows = [[shortened(printable(text), _LONGEST_NAME) for text in row] for row in table.rows]
     columns = [shortened(printable(text), _LONGEST_NAME) for text in table.columns]
-    return {"caption": table.caption, "columns": columns, "rows": rows, "note": table.note}
+    texts = {"caption": table.caption, "note": table.note}
+    return {**texts, "columns": columns, "rows": rows, "num_names": table.num_names}
 
 
 def _title(snapshot: Snapshot) -> str:

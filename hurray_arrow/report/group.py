@@ -151,4 +151,5 @@ class Group:
             ("sequence", "id", "tokens", "pages", "of them shared"),
             tuple(rows),
             note="A page counts for every sequence that names it." if self.kind_counts[2] else "",
+            num_names=2,
         )

@@ -25,12 +25,15 @@ class Table:
         Texts, as many in each as there are columns. They may hold a snapshot's names, which are data.
     note
         What was left out, or how to read it.
+    num_names
+        Leading columns of names; numbers stand behind them.
     """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    num_names: int = 1
 
 
 def integer(number: Any) -> str:

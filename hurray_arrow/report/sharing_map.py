@@ -97,7 +97,7 @@ class SharingMap:
             row[place] = NOTHING
             sums = (integer(self.with_others[place]), integer(self.pages[place, place]))
             rows.append((str(sequence), self.group.name_of(sequence) or NOTHING, *row, *sums))
-        return Table("Pages in common", heads, tuple(rows))
+        return Table("Pages in common", heads, tuple(rows), num_names=2)
 
     def _annotate(self, axes: Axes, cells: Float64Array, look: Look) -> None:
         most = float(np.nanmax(cells)) if np.isfinite(cells).any() else 0.0

@@ -133,7 +133,7 @@ class StoredSizes:
         names = ["compressed"] if self.num_planes == 1 else [_plane_name(plane) for plane in planes]
         note = "" if len(rows) <= _TABLE_ROWS else f"The first {_TABLE_ROWS} of {len(rows)} rows."
         heads = ("layer", "kv_role", "raw", *names, "of raw")
-        return Table("Compressed sizes", heads, tuple(rows[:_TABLE_ROWS]), note=note)
+        return Table("Compressed sizes", heads, tuple(rows[:_TABLE_ROWS]), note=note, num_names=2)
 
     def _counted(self, snapshot: Snapshot, values: HeadValues) -> TensorSizes | None:
         found: PlaneSizes | None = snapshot.plane_sizes(values.entry, most_rows=MOST_ROWS)

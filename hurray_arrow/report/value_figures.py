@@ -81,7 +81,7 @@ def layer_table(values: Values) -> Table:
                 rows.append((text, role, *map(decimal, (*numbers, largest)), integer(each.slots)))
     heads = ("layer", "kv_role", "least", "greatest", "mean norm", "greatest norm", "tokens × heads")
     note = "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} of {len(rows)} rows."
-    return Table("By layer", heads, tuple(rows[:_MOST_ROWS]), note=note)
+    return Table("By layer", heads, tuple(rows[:_MOST_ROWS]), note=note, num_names=2)
 
 
 def magnitude_tables(values: Values) -> list[Table]:

@@ -38,7 +38,7 @@ def hostile_tensors(*, layers=2, page_size=4):
             adapter=["adapter-of-one"] * len(NAMES),
             token_ids=[[654321] * tokens for tokens in lens],
             kv_role=role,
-            layer_index=layer,
+            layer_index=layer or None,
             layer_name=f"{LAYER}{layer}",
         )
         for layer in range(layers)
