@@ -35,6 +35,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!hurray_arrow\.).*")]
 html_theme = "furo"
 html_title = f"hurray-arrow {release}"
 html_copy_source = False
+html_domain_indices = False
 html_show_copyright = False
 html_extra_path = ["_site"]
 # The search would fetch the pages that it found, which no browser allows for files.
