@@ -63,6 +63,11 @@ def compressed_batch(batch: pa.RecordBatch, *, exponents: int | None = None) -> 
     return [struct.pack("<Ii", CONTINUATION, len(header)), header, *parts]
 
 
+def compressed_bytes(raw: memoryview, *, is_exponents: bool = False) -> int:
+    """Return what a buffer takes in the body of :func:`compressed_batch`, its padding aside."""
+    return sum(map(len, _stored(raw, _compressor(is_exponents=is_exponents))))
+
+
 def _compressor(*, is_exponents: bool) -> zstandard.ZstdCompressor:
     # One of its own for each buffer: a compressor belongs to one thread.
     if is_exponents:

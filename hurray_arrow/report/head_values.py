@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
+from hurray_arrow.arrow.compressed_batch import compressed_bytes
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.planes import to_planes
 from hurray_arrow.arrow.schema import page_class_of
@@ -22,6 +22,7 @@ from hurray_arrow.report.group import MOST_PAGES
 from hurray_arrow.report.names import printable
 from hurray_arrow.report.numbers import NOTHING, count, percent, sentence, size
 from hurray_arrow.report.sampling import DEFAULT_SAMPLE_BYTES, SEED, PageSample, run_pages, sample_pages
+from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES, WIDE_EXPONENTS
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.partial import TensorPages
 from hurray_arrow.snapshot.reader import Snapshot
@@ -33,10 +34,8 @@ from hurray_arrow.views.values import has_numbers, slot_statistics
 
 #: Tensors that are looked at; the others are named.
 MOST_TENSORS = 1024
-#: Bytes of pages that are worked on at a time.
-_AT_ONCE_BYTES = 8 << 20
-#: As an archive's rows are compressed.
-_ZSTD_LEVEL = 1
+#: Bytes of pages that are worked on at a time, and compressed together as in an archive.
+_AT_ONCE_BYTES = MAX_ROW_BYTES
 _NAMES = ("norm", "min", "max")
 
 Float64Array = npt.NDArray[np.float64]
@@ -267,8 +266,8 @@ def _compressed(
     if page_bytes % tensor.page_size == 0:
         pages.reshape(len(page_ids), tensor.page_size, -1)[~filled] = 0
     planes = to_planes(pages.reshape(-1), max(1, page_class.num_planes))
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
-    return [min(len(compressor.compress(plane)), len(plane)) for plane in planes]
+    last = len(planes) - 1 if page_class.element_type in WIDE_EXPONENTS else None
+    return [compressed_bytes(memoryview(plane), is_exponents=number == last) for number, plane in enumerate(planes)]
 
 
 def _unfit(entry: Entry) -> str:

@@ -100,7 +100,7 @@ class StoredSizes:
         planes = "Byte 0 is an element's least significant." if self.num_planes > 1 else ""
         if not self.is_archive:
             tried = f"This snapshot is not compressed. {size(raw)} of its pages were compressed to try out what an "
-            how = f"{tried}archive would take: {share} (zstd level 1 on byte planes, slots without tokens zeroed)."
+            how = f"{tried}archive would take: {share} (zstd on byte planes, slots without tokens zeroed)."
             return sentence([how, planes])
         if self._rows_read == self._num_rows:
             how = f"Counted in all {count(self._num_rows, 'row')} with pages"

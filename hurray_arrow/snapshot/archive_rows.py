@@ -34,7 +34,7 @@ ONE_ROW_BYTES = 1 << 20
 #: How much larger than their row its small columns may be, once they are decompressed.
 FREE_SMALL_BYTES = 16 << 20
 #: Elements whose most significant byte is nearly all of an 8-bit exponent.
-_WIDE_EXPONENTS = ("bfloat16", "float32")
+WIDE_EXPONENTS = ("bfloat16", "float32")
 
 #: One row's bytes in order, and the hash of all of them.
 _Encoded = tuple[list[bytes | memoryview], str]
@@ -174,7 +174,7 @@ class ArchiveRows:
 
     def _exponents(self, page_class: PageClass) -> int | None:
         in_planes = page_class.fits_a_column and page_class.encoding == BYTE_PLANES
-        if not in_planes or page_class.element_type not in _WIDE_EXPONENTS:
+        if not in_planes or page_class.element_type not in WIDE_EXPONENTS:
             return None
         return self._page_buffers[self._plan.page_classes.index(page_class)][-1]
 
