@@ -1,7 +1,8 @@
 """Where things lie in an Arrow IPC file: the footer's blocks and a record batch's buffers.
 
-pyarrow reads batches but does not say where they are, and it decompresses before anybody could look at a size. These
-few bounds-checked reads of the format's flatbuffers do only that.
+pyarrow reads batches but does not say where they are, it decompresses before anybody could look at a size, and of what
+a flatbuffer refers to many times it makes as many copies. These few bounds-checked reads of the format's flatbuffers do
+only that.
 
 Spec: Arrow columnar format, "IPC File Format" and "Encapsulated message format" (File.fbs, Message.fbs).
 """
@@ -22,6 +23,12 @@ SCHEMA_HEADER = 1
 RECORD_BATCH_HEADER = 3
 #: What ends a stream.
 END_MARKER = struct.pack("<II", CONTINUATION, 0)
+#: The most fields, at every depth together, of a schema that is read: Arrow makes a kilobyte of each.
+MAX_FIELDS = 50_000
+#: What a table takes at least where it is referred to once: reference, table, an own string.
+_TABLE_BYTES = 16
+#: Numbers in Schema.fbs of the types that have a string or a vector of their own, and the bytes of its items.
+_TYPE_ITEM_BYTES = {10: 1, 14: 4}
 
 
 class IpcLayoutError(ValueError):
@@ -77,6 +84,46 @@ def footer_bytes_of(tail: bytes | memoryview) -> int:
     if length <= 0:
         raise IpcLayoutError(f"footer length {length}")
     return int(length)
+
+
+def check_footer(footer: bytes | memoryview) -> None:
+    """Refuse a footer whose schema or metadata is larger than the bytes that it is made of.
+
+    A flatbuffer may refer to one string or table from any number of places, and Arrow copies it for each: 100 KB of
+    them are 100 MB in memory, or any number of gigabytes.
+
+    Raises
+    ------
+    IpcLayoutError
+        It is, or has more than :data:`MAX_FIELDS` fields, or is no footer.
+    """
+    table = _root(memoryview(footer))
+    schema = table.table(1)
+    unfolded = _Unfolded(table.data)
+    unfolded.take_pairs(table.position, 4)
+    if schema is not None:
+        unfolded.take_schema(schema.position)
+
+
+def check_message(flatbuffer: bytes | memoryview) -> None:
+    """Refuse a message whose schema or metadata is larger than the bytes that it is made of, as :func:`check_footer`.
+
+    Parameters
+    ----------
+    flatbuffer
+        The message's flatbuffer, see :func:`encapsulated`.
+
+    Raises
+    ------
+    IpcLayoutError
+        As :func:`check_footer`, or no message.
+    """
+    table = _root(memoryview(flatbuffer))
+    schema = table.table(2) if table.scalar(1, "<B") == SCHEMA_HEADER else None
+    unfolded = _Unfolded(table.data)
+    unfolded.take_pairs(table.position, 4)
+    if schema is not None:
+        unfolded.take_schema(schema.position)
 
 
 def footer_blocks(footer: bytes | memoryview) -> list[Block]:
@@ -137,11 +184,12 @@ def batch_layout(flatbuffer: bytes | memoryview) -> BatchLayout:
     Raises
     ------
     IpcLayoutError
-        Not a record batch.
+        Not a record batch, or one with more custom metadata than it has bytes, see :func:`check_footer`.
     """
     table = _root(memoryview(flatbuffer))
     if table.scalar(1, "<B") != RECORD_BATCH_HEADER:
         raise IpcLayoutError("the message is not a record batch")
+    _Unfolded(table.data).take_pairs(table.position, 4)
     batch = table.table(2)
     if batch is None:
         raise IpcLayoutError("the message has no header")
@@ -212,3 +260,89 @@ class _Table:
 def _root(data: memoryview) -> _Table:
     table = _Table(data, 0)
     return _Table(data, table.read("<I", 0))
+
+
+class _Unfolded:
+    """Counts what strings and tables come to when each is copied wherever it is referred to.
+
+    Whoever opens a file waits for this, so the tables are read by hand and many fields at once.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        # A vtable may be shorter than what is read of it, and stand at the end.
+        self._data = bytes(data) + bytes(_FIELD_VTABLE.size)
+        #: Writers may share what is equal here and there, but not much.
+        self._left_bytes = 2 * len(data)
+        self._left_fields = MAX_FIELDS
+
+    def take_schema(self, position: int) -> None:
+        """Count a Schema table's fields, at every depth, and its custom metadata."""
+        self.take_pairs(position, 2)
+        try:
+            pending = self._fields(self._reference(position, 1))
+            while pending:
+                pending += self._children(pending.pop())
+        except (struct.error, IndexError) as error:
+            raise self._outside() from error
+
+    def take_pairs(self, position: int, number: int) -> None:
+        """Count the KeyValue tables of a vector, which is field ``number`` of the table at ``position``."""
+        try:
+            for pair in self._tables(self._reference(position, number)):
+                self._take(sum(self._size(self._reference(pair, part)) for part in (0, 1)))
+        except struct.error as error:
+            raise self._outside() from error
+
+    def _children(self, field: int) -> list[int]:
+        """Count a field by itself, and return the positions of its children."""
+        data = self._data
+        vtable = field - _i32(data, field)[0]
+        if vtable < 0:
+            raise self._outside()
+        size, _, name, _, type_tag, kind, _, children, pairs = _FIELD_VTABLE.unpack_from(data, vtable)
+        if size > 4 and name:
+            self._take(self._size(field + name))
+        if size > 10 and type_tag and kind and data[field + type_tag] in _TYPE_ITEM_BYTES:
+            items = self._reference(field + kind + _u32(data, field + kind)[0], 1)
+            self._take(_TYPE_ITEM_BYTES[data[field + type_tag]] * self._size(items))
+        if size > 16 and pairs:
+            self.take_pairs(field, 6)
+        return self._fields(field + children) if size > 14 and children else []
+
+    def _take(self, size: int) -> None:
+        self._left_bytes -= size
+        if self._left_bytes < 0:
+            raise IpcLayoutError("a header that refers to the same bytes again and again")
+
+    def _fields(self, reference: int) -> list[int]:
+        found = self._tables(reference)
+        self._left_fields -= len(found)
+        if self._left_fields < 0:
+            raise IpcLayoutError(f"more than {MAX_FIELDS} fields")
+        return found
+
+    def _reference(self, table: int, number: int) -> int:
+        """Return where a table keeps a reference; 0 where it leaves the field out."""
+        return _Table(memoryview(self._data), table).field(number) or 0
+
+    def _tables(self, reference: int) -> list[int]:
+        """Return the positions of the tables of the vector that a reference leads to."""
+        if not reference:
+            return []
+        start = reference + _u32(self._data, reference)[0]
+        count = _u32(self._data, start)[0]
+        self._take(count * _TABLE_BYTES)
+        relative = struct.unpack_from(f"<{count}I", self._data, start + 4)
+        return [start + 4 + 4 * place + each for place, each in enumerate(relative)]
+
+    def _size(self, reference: int) -> int:
+        """Return the length of the string or vector that a reference leads to."""
+        return int(_u32(self._data, reference + _u32(self._data, reference)[0])[0]) if reference else 0
+
+    def _outside(self) -> IpcLayoutError:
+        return IpcLayoutError(f"a header that leads out of its {len(self._data) - _FIELD_VTABLE.size} bytes")
+
+
+#: Its size, the table's, and where name, nullable, type's number, type, dictionary, children, metadata are in that.
+_FIELD_VTABLE = struct.Struct("<9H")
+_i32, _u32 = struct.Struct("<i").unpack_from, struct.Struct("<I").unpack_from

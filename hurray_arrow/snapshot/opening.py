@@ -119,6 +119,7 @@ def snapshot_of(source: Source, tail: Tail, *, trusted: bool = False) -> Snapsho
 def _recovered(source: Source) -> Snapshot:
     rows = RecoveredRows(source)
     snapshot = Snapshot(source.url, rows.metadata, rows)
+    broken: set[int] = set()
     for entry in rows.entries:
         try:
             tensor, checksums = snapshot.checked_tensor(entry)
@@ -126,7 +127,9 @@ def _recovered(source: Source) -> Snapshot:
         except HurrayArrowError as error:
             problems = list(problems_of(error, entry))
         if problems:
-            rows.leave_out(entry, problems)
+            rows.unverified += problems
+            broken.add(entry.tensor_index)
+    rows.leave_out(broken)
     snapshot.unverified = tuple(rows.unverified)
     return snapshot
 

@@ -10,13 +10,24 @@ Spec: snapshot format, section 4.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from hurray_arrow.arrow.ipc_layout import CONTINUATION, MAGIC, IpcLayoutError, batch_layout
+from hurray_arrow.arrow.ipc_layout import (
+    CONTINUATION,
+    END_MARKER,
+    MAGIC,
+    BatchLayout,
+    IpcLayoutError,
+    batch_layout,
+    check_message,
+    encapsulated,
+    message_kind,
+)
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row
@@ -29,6 +40,7 @@ from hurray_arrow.errors import (
     SnapshotCorruptError,
     SnapshotIncompleteError,
 )
+from hurray_arrow.invariants import SHOWN_OF_A_KIND
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC
@@ -38,6 +50,8 @@ from hurray_arrow.spec import INDEX_TYPE_NAMES
 #: A rewritten file may be compressed; a body that states more than this many times its size is not decompressed.
 MAX_EXPANSION = 100
 FREE_EXPANSION_BYTES = 64 << 20
+#: What the columns take that no row is without: tensor_index, kv_group, page_offset.
+LEAST_ROW_BYTES = 4 + 4 + 8
 #: What a message starts with, and the most that writers put before the first one.
 MARKER = struct.pack("<I", CONTINUATION)
 LONGEST_HEAD_BYTES = 64 + len(MARKER)
@@ -70,10 +84,13 @@ class RecoveredRows:
             _unverified("snapshot", "there is no index: whether tensors are missing is not known, row hashes are gone")
         ]
         self._rows: dict[int, list[Row]] = {}
+        self._left_out = 0
         schema, batches = self._open()
         self.metadata = self._metadata_of(schema)
         for batch in batches:
             self._take(batch)
+        if self._left_out > SHOWN_OF_A_KIND:
+            self.unverified.append(_unverified("rows", f"{self._left_out} are left out, the first are listed"))
         self._share_tables()
         self.entries: tuple[Entry, ...] = tuple(
             entry for tensor_index in sorted(self._rows) if (entry := self._entry(tensor_index)) is not None
@@ -95,10 +112,9 @@ class RecoveredRows:
         del tensor_index
         return []
 
-    def leave_out(self, entry: Entry, problems: list[Problem]) -> None:
-        """Drop a tensor that cannot be read, and list why."""
-        self.entries = tuple(other for other in self.entries if other is not entry)
-        self.unverified += problems
+    def leave_out(self, tensor_indexes: Collection[int]) -> None:
+        """Drop tensors that cannot be read."""
+        self.entries = tuple(entry for entry in self.entries if entry.tensor_index not in tensor_indexes)
 
     def close(self) -> None:
         """Close the file."""
@@ -109,17 +125,16 @@ class RecoveredRows:
         try:
             if start is None:
                 blocks = read_footer(self._source)
+                if any(block.offset < before.end for before, block in pairwise(sorted(blocks))):
+                    raise IpcLayoutError("the footer lists batches that overlap")
                 schema = pa.ipc.open_file(arrow_file(self._source)).schema
                 places = ((block.offset, block.end - block.offset) for block in blocks)
-                return schema, self._batches(
-                    (pa.ipc.read_message(self._source.read(*place)) for place in places), schema
-                )
-            stream = pa.BufferReader(self._source.read(start, self._source.size - start))
-            reader = pa.ipc.MessageReader.open_stream(stream)
-            schema = pa.ipc.read_schema(reader.read_next_message())
-        except (pa.ArrowException, OSError, StopIteration, EOFError) as error:
+                return schema, self._batches((_message(self._source.read(*place)) for place in places), schema)
+            messages = _messages(self._source.read(start, self._source.size - start))
+            schema = pa.ipc.read_schema(next(messages))
+        except (pa.ArrowException, IpcLayoutError, OSError, StopIteration) as error:
             raise SnapshotIncompleteError(f"nothing to recover: {error}", url=self._source.url) from error
-        return schema, self._batches(iter(reader), schema)
+        return schema, self._batches(messages, schema)
 
     def _stream_start(self) -> int | None:
         """Return where the file is a stream; ``None`` for what only the footer can tell.
@@ -137,12 +152,12 @@ class RecoveredRows:
         while True:
             try:
                 message = next(messages)
-                _check_expansion(message)
+                _check_expansion(message, most_rows=self._source.size)
                 batch = pa.ipc.read_record_batch(message, schema)
                 batch.validate(full=True)
             except StopIteration:
                 return
-            except (pa.ArrowException, IpcLayoutError, OSError, EOFError, ValueError) as error:
+            except (pa.ArrowException, OSError, ValueError) as error:
                 self.unverified.append(_unverified(f"batch {number}", f"the file is not readable from here: {error}"))
                 return
             yield batch
@@ -161,7 +176,9 @@ class RecoveredRows:
             try:
                 row = Row.read(batch, number)
             except HurrayArrowError as error:
-                self.unverified.append(_unverified(f"row {number} of a batch", f"left out: {error}"))
+                self._left_out += 1
+                if self._left_out <= SHOWN_OF_A_KIND:
+                    self.unverified.append(_unverified(f"row {number} of a batch", f"left out: {error}"))
                 continue
             self._rows.setdefault(row.tensor_index, []).append(row)
 
@@ -204,11 +221,33 @@ class RecoveredRows:
         )
 
 
-def _check_expansion(message: pa.ipc.Message) -> None:
+def _messages(data: pa.Buffer) -> Iterator[pa.ipc.Message]:
+    """Yield the messages that a stream begins with, until its end marker or its last byte."""
+    while data.size and data[: len(END_MARKER)] != END_MARKER:
+        header = encapsulated(memoryview(data))
+        end = len(END_MARKER) + len(header) + message_kind(header)[1]
+        yield _message(data.slice(0, min(end, data.size)))
+        data = data.slice(min(end, data.size))
+
+
+def _message(data: pa.Buffer) -> pa.ipc.Message:
+    """Return the message that lies in a buffer, once its header is known to be no larger than its bytes."""
+    check_message(encapsulated(memoryview(data)))
+    return pa.ipc.read_message(data)
+
+
+def _check_expansion(message: pa.ipc.Message, *, most_rows: int) -> None:
+    """Refuse a batch that states more than its bytes can hold, before it is decompressed or its rows are counted."""
     layout = batch_layout(message.metadata)
-    if layout.compression is None or message.body is None:
-        return
-    body = memoryview(message.body)
+    body = memoryview(message.body or b"")
+    holds = len(body) if layout.compression is None else _decompressed_bytes(layout, body)
+    if holds > MAX_EXPANSION * len(body) + FREE_EXPANSION_BYTES:
+        raise IpcLayoutError(f"{len(body)} compressed bytes state {holds} bytes")
+    if layout.num_rows > min(holds // LEAST_ROW_BYTES, most_rows):
+        raise IpcLayoutError(f"{layout.num_rows} rows in a body of {len(body)} bytes")
+
+
+def _decompressed_bytes(layout: BatchLayout, body: memoryview) -> int:
     stated = 0
     for start, size in layout.buffers:
         if size:
@@ -216,8 +255,7 @@ def _check_expansion(message: pa.ipc.Message) -> None:
                 raise IpcLayoutError(f"buffer [{start}, {start + size}) of a body of {len(body)} bytes")
             # A prefix of -1 says that the buffer is stored as it is.
             stated += max(struct.unpack_from("<q", body, start)[0], size)
-    if stated > MAX_EXPANSION * len(body) + FREE_EXPANSION_BYTES:
-        raise IpcLayoutError(f"{len(body)} compressed bytes state {stated} bytes")
+    return stated
 
 
 def _unverified(where: str, message: str) -> Problem:

@@ -17,6 +17,7 @@ from hurray_arrow.arrow.ipc_layout import (
     Block,
     IpcLayoutError,
     batch_layout,
+    check_footer,
     encapsulated,
     footer_blocks,
     footer_bytes_of,
@@ -116,7 +117,7 @@ def read_footer(source: Source) -> list[Block]:
     SnapshotIncompleteError
         The file does not end with a footer.
     SnapshotCorruptError
-        ``footer_invalid``: it lists no batch, or one outside the file.
+        ``footer_invalid``: it lists no batch, or one outside the file, or unfolds to more than it is.
     """
     if source.size < HEAD_BYTES + TAIL_BYTES:
         raise SnapshotIncompleteError(f"{source.size} bytes are no Arrow file", url=source.url)
@@ -126,9 +127,14 @@ def read_footer(source: Source) -> list[Block]:
         if start < HEAD_BYTES:
             raise IpcLayoutError(f"a footer of {size} bytes in a file of {source.size}")
         source.keep_from(start, spare_bytes=_spare_bytes(source.size, size))
-        blocks = footer_blocks(source.read(start, size).to_pybytes())
+        footer = source.read(start, size).to_pybytes()
+        blocks = footer_blocks(footer)
     except IpcLayoutError as error:
         raise SnapshotIncompleteError(f"{error}: {NOT_FINISHED}", url=source.url) from error
+    try:
+        check_footer(footer)
+    except IpcLayoutError as error:
+        raise _footer_error(str(error), source.url) from error
     if not blocks or any(block.offset < HEAD_BYTES or block.end > start for block in blocks):
         raise _footer_error(f"{len(blocks)} blocks, expected one at least and all before byte {start}", source.url)
     return blocks

@@ -12,14 +12,18 @@ import pytest
 
 from hurray_arrow.arrow.ipc_layout import (
     HEAD_BYTES,
+    MAX_FIELDS,
     TAIL_BYTES,
     Block,
     IpcLayoutError,
     batch_layout,
+    check_footer,
+    check_message,
     encapsulated,
     footer_blocks,
     footer_bytes_of,
 )
+from tests.faults.attacks import headers
 
 CODECS = {None: None, "lz4": 0, "zstd": 1}
 
@@ -152,13 +156,99 @@ def test_a_message_may_be_followed_by_anything():
     assert bytes(encapsulated(struct.pack("<Ii", 0xFFFFFFFF, 8) + b"12345678rest")) == b"12345678"
 
 
+def nested_schema():
+    """Every kind of field that has something of its own: children, metadata, a time zone, a union's numbers."""
+    union = pa.dense_union([pa.field("a", pa.int8()), pa.field("b", pa.utf8())], [3, 7])
+    inner = pa.struct([pa.field("t", pa.timestamp("us", "Europe/Berlin")), pa.field("u", union)])
+    fields = [pa.field("l", pa.list_(pa.field("item", inner, metadata={"k": "v" * 50}))), pa.field("n", pa.null())]
+    return pa.schema(fields, metadata={"key": "value"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pa.schema([]),
+        nested_schema(),
+        columns(1).schema,
+        pa.schema([pa.field("", pa.int8())] * 1013),
+        pa.schema([pa.field("a" * 100_000, pa.int8(), metadata={"": "x" * 1000})]),
+        pa.schema([pa.field(str(number), pa.int8()) for number in range(MAX_FIELDS)]),
+    ],
+    ids=["empty", "nested", "columns", "without names", "long names", "as many as are read"],
+)
+def test_what_pyarrow_writes_unfolds_to_what_it_is(schema):
+    check_message(encapsulated(schema.serialize().to_pybytes()))
+    sink = io.BytesIO()
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions()):
+        pass
+    data = sink.getvalue()
+    check_footer(data[-TAIL_BYTES - footer_bytes_of(data) : -TAIL_BYTES])
+
+
+def test_more_fields_than_anybody_needs_are_refused():
+    schema = pa.schema([pa.field(str(number), pa.struct([("a", pa.int8())])) for number in range(MAX_FIELDS // 2 + 1)])
+    with pytest.raises(IpcLayoutError, match=str(MAX_FIELDS)):
+        check_message(encapsulated(schema.serialize().to_pybytes()))
+
+
+#: Offsets lead forward, so that a loop leads out.
+UNFOLDED = "again and again|leads out"
+COPIED = {
+    "pairs": lambda header, schema: headers.repeat_pairs(header, schema, headers.PAIRS_IN_SCHEMA, count=100, size=1000),
+    "fields": lambda header, schema: headers.repeat_fields(header, schema, count=100, size=1000),
+    "children": lambda header, schema: headers.repeat_children(header, schema, depth=12),
+    "many children": lambda header, schema: headers.repeat_children(header, schema, depth=3, count=1000),
+    "its own child": headers.be_ones_own_child,
+    "time zones": lambda header, schema: headers.repeat_time_zones(header, schema, count=100, size=1000),
+    "unions": lambda header, schema: headers.repeat_time_zones(
+        header, schema, count=100, size=1000, type_number=headers.UNION
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_what_is_referred_to_many_times_is_refused(name):
+    """pyarrow copies it for each reference: some kilobytes are any number of gigabytes."""
+    plain = encapsulated(pa.schema([("a", pa.int8())], metadata={"k": "v"}).serialize().to_pybytes())
+    header = headers.Header(plain)
+    COPIED[name](header, header.target(header.place(header.root(), headers.SCHEMA_IN_MESSAGE)))
+    with pytest.raises(IpcLayoutError, match=UNFOLDED):
+        check_message(header.data)
+    data = file_of([columns(3)])
+    footer, _ = parts(data)
+    header = headers.Header(footer)
+    schema = header.target(header.place(header.root(), headers.SCHEMA_IN_FOOTER))
+    if name != "pairs":
+        COPIED[name](header, schema)
+        with pytest.raises(IpcLayoutError, match=UNFOLDED):
+            check_footer(header.data)
+
+
+def test_a_batchs_metadata_are_no_larger_than_its_header():
+    data = file_of([columns(3), columns(3)], metadata=True)
+    _, [_, block] = parts(data)
+    header = headers.Header(flatbuffer(data, block))
+    assert batch_layout(header.data).num_rows == 3
+    headers.repeat_pairs(header, header.root(), headers.PAIRS_IN_MESSAGE, count=100, size=1000)
+    for read in (batch_layout, check_message):
+        with pytest.raises(IpcLayoutError, match=UNFOLDED):
+            read(header.data)
+
+
 def test_every_cut_and_every_flip_gives_a_result_or_our_error():
     """No IndexError, struct.error or endless loop on bytes that pretend to be Arrow's."""
     data = file_of([columns(3), columns(5)])
     footer, [first, _] = parts(data)
     batch = bytes(flatbuffer(data, first))
     refused = 0
-    for read, whole in ((footer_blocks, footer), (batch_layout, batch)):
+    schema = bytes(encapsulated(nested_schema().serialize().to_pybytes()))
+    for read, whole in (
+        (footer_blocks, footer),
+        (check_footer, footer),
+        (batch_layout, batch),
+        (check_message, batch),
+        (check_message, schema),
+    ):
         cuts = [whole[:length] for length in range(len(whole))]
         flips = []
         for place in range(8 * len(whole)):

@@ -366,3 +366,51 @@ def test_a_compressed_file_that_states_terabytes_is_not_decompressed(path):
     snapshot, _ = recovered(copy)
     assert any("compressed" in problem.message for problem in snapshot.unverified)
     assert pa.default_memory_pool().max_memory() <= max(before, 64 << 20)
+
+
+@pytest.mark.parametrize("num_rows", [1, 1 << 20, 1 << 40])
+@pytest.mark.parametrize("columns", [["tensor_index"], ["tensor_index", "descriptor", "page_offset"], ["colour"]])
+def test_rows_that_take_no_bytes_are_not_counted_through(tmp_path, num_rows, columns):
+    """A column of nulls has no buffer, so a few hundred bytes can state any number of rows."""
+    path = tmp_path / "s.arrow"
+    batch = pa.record_batch({name: pa.Array.from_buffers(pa.null(), num_rows, [None]) for name in columns})
+    with pa.ipc.new_file(path, batch.schema, options=pa.ipc.IpcWriteOptions(allow_64bit=True)) as writer:
+        writer.write_batch(batch)
+    with open_snapshot(path, recover=True) as snapshot:
+        assert snapshot.entries == ()
+        assert [problem.where for problem in snapshot.unverified][-1] == "batch 0"
+
+
+def test_compressed_rows_are_no_more_than_the_file_has_bytes(tmp_path):
+    path = tmp_path / "s.arrow"
+    zeros = pa.nulls(1 << 22, pa.uint32()).fill_null(0)
+    batch = pa.record_batch({"tensor_index": zeros, "kv_group": zeros, "page_offset": zeros, "colour": zeros})
+    with pa.ipc.new_file(path, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_batch(batch)
+    assert path.stat().st_size < 10_000
+    with open_snapshot(path, recover=True) as snapshot:
+        assert [problem.where for problem in snapshot.unverified][-1] == "batch 0"
+
+
+def test_of_many_rows_left_out_a_hundred_are_listed_and_all_are_counted(tmp_path):
+    path = tmp_path / "s.arrow"
+    batch = pa.record_batch({name: pa.array(range(317), pa.uint64()) for name in ("tensor_index", "page_offset")})
+    with pa.ipc.new_file(path, batch.schema) as writer:
+        writer.write_batch(batch)
+    with open_snapshot(path, recover=True) as snapshot:
+        left_out = [problem for problem in snapshot.unverified if problem.where.endswith("of a batch")]
+        assert len(left_out) == 100
+        assert "317" in snapshot.unverified[-1].message
+
+
+def test_a_footer_that_lists_a_batch_many_times_is_not_followed(tmp_path, share_path):
+    from tests.faults.forgery import Forgery
+
+    forgery = Forgery(share_path.read_bytes())
+    forgery.edit_blocks = lambda blocks: [blocks[0]] * len(blocks)
+    content = forgery.content()
+    # Not a stream from its first message on, so that only the footer says where batches lie.
+    path = tmp_path / "f.arrow"
+    path.write_bytes(content[:8] + b"\1" + content[9:])
+    with pytest.raises(SnapshotIncompleteError, match="overlap"):
+        open_snapshot(path, recover=True)
