@@ -53,7 +53,7 @@ def test_the_example_is_ten_lines():
 def test_commands_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     commands = [line.split("#")[0].split() for text in blocks("sh") for line in text.splitlines() if line]
-    assert len(commands) == 8
+    assert len(commands) == 9
     for program, name, *_ in commands:
         assert program in {"make", "hurray-arrow"}
         assert name in (targets if program == "make" else app.commands)
