@@ -32,17 +32,19 @@ class Facts:
     media: tuple[MediaSpan, ...] | None = None
 
 
-def facts_of(tensor: BlockPagedTensor) -> list[Facts]:
-    """Give what is known of every sequence; the length of a single one is total_tokens."""
+def facts_of(tensor: BlockPagedTensor, places: Sequence[int] | None = None) -> list[Facts]:
+    """Give what is known of sequences, of all without ``places``; the length of a single one is total_tokens."""
     known = tensor.sequences
     lengths, is_known = stored_lengths(tensor)
+    chosen: Sequence[int] = range(tensor.num_seqs) if places is None else places
+    where = np.asarray(chosen, np.intp)
 
     def entries(name: str) -> Sequence[Any]:
         values: Sequence[Any] | None = getattr(known, name)
-        return [None] * tensor.num_seqs if values is None else values
+        return [None] * len(chosen) if values is None else [values[place] for place in chosen]
 
     columns = [entries(name) for name in ("ids", "token_ids", "page_positions", "adapter", "tenant", "media")]
-    rows = zip(lengths.tolist(), is_known.tolist(), *columns, strict=True)
+    rows = zip(lengths[where].tolist(), is_known[where].tolist(), *columns, strict=True)
     return [
         Facts(
             seq_len=length if recorded else None,

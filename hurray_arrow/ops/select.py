@@ -6,7 +6,7 @@ Spec: block-paged layout, Buffer Table; snapshot format section 2, absent pages.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias, overload
 
@@ -167,20 +167,25 @@ def _places(tensor: BlockPagedTensor, sequences: Which | Sequence[Which] | None)
         return list(range(tensor.num_seqs))
     if isinstance(sequences, str) or not isinstance(sequences, Sequence | np.ndarray):
         sequences = [sequences]
-    return [_place(tensor, which) for which in sequences]
+    names: dict[str, list[int]] = {}
+    if any(isinstance(which, str) for which in sequences):
+        for place, name in enumerate(tensor.sequences.ids or ()):
+            if name is not None:
+                names.setdefault(name, []).append(place)
+    return [_place(which, names, num_seqs=tensor.num_seqs) for which in sequences]
 
 
-def _place(tensor: BlockPagedTensor, which: Which) -> int:
+def _place(which: Which, names: Mapping[str, Sequence[int]], *, num_seqs: int) -> int:
     if isinstance(which, str):
-        found = [s for s, name in enumerate(tensor.sequences.ids or ()) if name == which]
+        found = names.get(which, ())
         if not found:
             raise KeyError(f"no sequence has the id {which!r}")
         if len(found) > 1:
             raise ValueError(f"{len(found)} sequences have the id {which!r}: name one by its place, {found}")
         return found[0]
     place = operator.index(which)
-    if not 0 <= place < tensor.num_seqs:
-        raise IndexError(f"sequence {place}, expected 0 <= sequence < {tensor.num_seqs}")
+    if not 0 <= place < num_seqs:
+        raise IndexError(f"sequence {place}, expected 0 <= sequence < {num_seqs}")
     return place
 
 
@@ -196,14 +201,13 @@ def _ranges(tokens: Any, count: int) -> list[tuple[int, int | None] | None]:
 
 
 def _cuts(tensor: BlockPagedTensor, places: list[int], ranges: list[tuple[int, int | None] | None]) -> list[_Cut]:
-    facts = facts_of(tensor)
     cuts: list[_Cut] = []
     problems: list[Problem] = []
-    for seq, wanted in zip(places, ranges, strict=True):
+    for seq, facts, wanted in zip(places, facts_of(tensor, places), ranges, strict=True):
         if wanted is None:
-            cuts.append(_Cut(seq, 0, tensor.page_ids(seq).size * tensor.page_size, facts[seq]))
+            cuts.append(_Cut(seq, 0, tensor.page_ids(seq).size * tensor.page_size, facts))
             continue
-        tokens, positions, size = tensor.token_count(seq), facts[seq].page_positions, tensor.page_size
+        tokens, positions, size = tensor.token_count(seq), facts.page_positions, tensor.page_size
         start = _stored_before(wanted[0], positions, tokens=tokens, page_size=size)
         end = tokens if wanted[1] is None else _stored_before(wanted[1], positions, tokens=tokens, page_size=size)
         start, end = (start, end) if start < end else (0, 0)
@@ -216,7 +220,7 @@ def _cuts(tensor: BlockPagedTensor, places: list[int], ranges: list[tuple[int, i
             code = ProblemCode.PAGE_POSITIONS_INVALID
             problems.append(Problem(code, f"page_positions[{seq}]", message, "snapshot format 2"))
         behind = _position(end - 1, positions, page_size=size) + 1 if end else 0
-        cut = cut_facts(facts[seq], seq_len=end - start, page_positions=begins, end=behind)
+        cut = cut_facts(facts, seq_len=end - start, page_positions=begins, end=behind)
         cuts.append(_Cut(seq, start, end, cut))
     if problems:
         raise InvariantError(problems)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from hurray_arrow.errors import UnknownSequenceLengthError
 from hurray_arrow.sequences import Sequences
@@ -102,6 +103,11 @@ class GroupFacts:
                 start = self.seq_ptr[sequence]
                 positions[start : start + len(stated)] = stated[: self.seq_ptr[sequence + 1] - start]
         return positions
+
+    @cached_property
+    def ids(self) -> pa.Array | None:
+        """utf8 ``[num_seqs]``: the ids of the sequences, ``None`` where nobody recorded any."""
+        return None if self.sequences.ids is None else pa.array(self.sequences.ids, pa.utf8())
 
     @cached_property
     def token_ids(self) -> tuple[npt.NDArray[np.uint32], Int64Array]:

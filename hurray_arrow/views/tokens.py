@@ -294,10 +294,8 @@ class TokenRun:
 
     def sequence_id(self) -> pa.Array:
         """Return the id of each token's sequence."""
-        ids = self.facts.sequences.ids
-        if ids is None:
-            return pa.nulls(len(self), pa.utf8())
-        return pa.array(ids, pa.utf8()).take(pa.array(self.sequence))
+        ids = self.facts.ids
+        return pa.nulls(len(self), pa.utf8()) if ids is None else ids.take(pa.array(self.sequence))
 
     def token_id(self) -> pa.Array:
         """Return each token's id; token ids are listed by position, because absent pages have tokens too."""
