@@ -362,23 +362,30 @@ def _token_id_problems(
     sequences: Sequences, lens: UInt64Array, known: BoolArray, *, pages: UInt64Array, page_size: int
 ) -> list[Problem]:
     facts, positions = sequences.token_ids or (), sequences.page_positions
-    problems = []
-    for s, entry in enumerate(facts):
-        if entry is None:
-            continue
-        absent_pages = positions is not None and s < len(positions) and positions[s] is not None
-        length = int(lens[s]) if known[s] else None
-        slots = int(pages[s]) * page_size
-        if length is not None and not absent_pages and len(entry) != length:
-            expected = f"one per token ({length})"
-        elif length is not None and absent_pages and len(entry) < length:
-            expected = f"one per stored token ({length}) or more"
-        elif length is None and not absent_pages and len(entry) > slots:
-            expected = f"<= {slots}, the slots of its pages"
+    present = np.flatnonzero([entry is not None for entry in facts])
+    sizes = np.array([len(entry) for entry in facts if entry is not None], np.uint64)
+    absent_pages = np.zeros(len(facts), np.bool_)
+    if positions is not None:
+        absent_pages[: len(positions)] = [entry is not None for entry in positions[: len(facts)]]
+    lens, known, absent, pages = lens[present], known[present], absent_pages[present], pages[present]
+    # With absent pages a list may name their tokens too.
+    wrong = np.where(absent, sizes < lens, sizes != lens)
+    broken = np.where(known, wrong, ~absent & (_pages_for(sizes, page_size) > pages))
+
+    def say(k: int) -> tuple[str, str]:
+        if known[k]:
+            expected = f"one per {'stored ' if absent[k] else ''}token ({lens[k]}){' or more' if absent[k] else ''}"
         else:
-            continue
-        problems.append((s, f"{len(entry)} token ids, expected {expected}"))
-    return _said(problems, ProblemCode.TOKEN_IDS_SIZE, "token_ids")
+            expected = f"<= {int(pages[k]) * page_size}, the slots of its pages"
+        return f"token_ids[{present[k]}]", f"{sizes[k]} token ids, expected {expected}"
+
+    return listed_problems(np.flatnonzero(broken), ProblemCode.TOKEN_IDS_SIZE, _FACTS_SPEC, say=say)
+
+
+def _pages_for(tokens: UInt64Array, page_size: int) -> UInt64Array:
+    """Give the pages that so many tokens take, rounded up without adding to a value that may be 2**64 - 1."""
+    pages: UInt64Array = tokens // np.uint64(page_size) + (tokens % np.uint64(page_size) != 0)
+    return pages
 
 
 def _media_problems(sequences: Sequences, lens: UInt64Array, known: BoolArray) -> list[Problem]:

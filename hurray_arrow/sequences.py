@@ -175,7 +175,8 @@ class Sequences:
 
     def equals(self, other: Sequences) -> bool:
         """Say whether both know the same, value for value."""
-        return all(_equal(getattr(self, name), getattr(other, name)) for name in (*FACT_NAMES, "seq_lens_known"))
+        names = (*FACT_NAMES, "seq_lens_known")
+        return self is other or all(_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def __repr__(self) -> str:
         # No values: token ids, tenants and names of prompts have no place in a log.
@@ -219,6 +220,9 @@ def take_integers(
     InvariantError
         ``code``; ``buffer_dtype`` for what is no integer.
     """
+    if type(values) is np.ndarray and values.ndim == 1 and values.dtype == dtype:
+        # A hundred thousand sequences have as many arrays; of these every value fits.
+        return cast("npt.NDArray[_Unsigned]", read_only(np.ascontiguousarray(values)))
     bound = int(np.iinfo(dtype).max)
     expected = f"expected integers from 0 to {bound}"
     checked: Any = values
@@ -310,5 +314,16 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
+        sizes = list(map(_size, one))
+        # Arrays of the same sizes are compared as one.
+        return sizes == list(map(_size, other)) and np.array_equal(_joined(one), _joined(other))
     return bool(type(one) is type(other) and one == other)
+
+
+def _size(entry: Any) -> Any:
+    """Give the size of an array, and what is none as it is."""
+    return (entry.size,) if isinstance(entry, np.ndarray) else entry
+
+
+def _joined(entries: tuple[Any, ...]) -> npt.NDArray[Any]:
+    return np.concatenate([np.empty(0, np.uint8), *(entry for entry in entries if isinstance(entry, np.ndarray))])
