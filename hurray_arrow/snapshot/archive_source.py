@@ -44,6 +44,8 @@ class ArchiveIndexedRows(IndexedRows):
     def __init__(self, source: Source, tail: Tail, *, trusted: bool = False) -> None:
         super().__init__(source, tail, trusted=trusted)
         self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "hurray-arrow-decode")
+        self._place_at = {row.offset: row for row in tail.index.rows}
+        self._num_pages = {entry.tensor_index: entry.num_pages for entry in self.entries}
 
     def close(self) -> None:
         """Close the file and let the threads go."""
@@ -115,9 +117,8 @@ class ArchiveIndexedRows(IndexedRows):
 
     def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
         """Decode a row into its place; see :meth:`IndexedRows.fill`."""
-        rows = self._places[partial.row.tensor_index]
-        place = next(row for row in rows[1:] if row.offset == offset)
-        page_bytes = len(partial.pool) // sum(row.num_pages for row in rows)
+        place = self._place_at[offset]
+        page_bytes = len(partial.pool) // self._num_pages[place.tensor_index]
         pages = partial.pool[place.page_offset * page_bytes :][: place.num_pages * page_bytes]
         row = self._pages_row(place, pages, pa.py_buffer(data))
         if row.page_checksums is not None:

@@ -27,8 +27,10 @@ def xxh3_hex(data: Any) -> str:
     return xxhash.xxh3_64_hexdigest(data)
 
 
-def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray[np.uint64]:
-    """Return xxh3-64 of every page.
+def page_checksums(
+    pool: npt.NDArray[np.uint8], piece_bytes: int, page_ids: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.uint64]:
+    """Return xxh3-64 of pages.
 
     Parameters
     ----------
@@ -36,6 +38,8 @@ def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray
         uint8 ``[num_pages * piece_bytes]``; the last piece of ``pool_bytes`` may be shorter.
     piece_bytes
         Bytes of a page, or :func:`checksum_piece_bytes` of its class.
+    page_ids
+        int64 ``[pages]``: which; ``None`` for all.
 
     Returns
     -------
@@ -44,7 +48,7 @@ def page_checksums(pool: npt.NDArray[np.uint8], piece_bytes: int) -> npt.NDArray
     """
     view = memoryview(pool.data)
     digest = xxhash.xxh3_64_intdigest
-    starts = range(0, len(view), piece_bytes)
+    starts = range(0, len(view), piece_bytes) if page_ids is None else (page_ids * piece_bytes).tolist()
     return np.array([digest(view[start : start + piece_bytes]) for start in starts], np.uint64)
 
 
@@ -100,6 +104,6 @@ def checksum_problems(
 
     def say(place: int) -> tuple[str, str]:
         page = place if page_ids is None else page_ids[place]
-        return f"{where}[{page}]", f"xxh3 {found[place]:016x}, stored {stored[place]:016x}"
+        return f"{where}[{page}]", f"xxh3 {found[place]:016x}, stored {stored[place]:016x}: damaged"
 
     return listed_problems(broken, ProblemCode.PAGE_CHECKSUM, SPEC, say=say)

@@ -226,9 +226,8 @@ class _Wanted:
         page_class = page_class_of(self.tensor.descriptor)
         size = checksum_piece_bytes(page_class)
         page_ids = self.page_ids if page_class.fits_a_column else np.arange(len(row.page_checksums))
-        found = [page_checksums(self.partial.pool[page * size : (page + 1) * size], size)[0] for page in page_ids]
-        stored = row.page_checksums[page_ids]
-        problems = checksum_problems(np.array(found, np.uint64), stored, where=where, page_ids=page_ids)
+        found = page_checksums(self.partial.pool, size, page_ids)
+        problems = checksum_problems(found, row.page_checksums[page_ids], where=where, page_ids=page_ids)
         if problems:
             raise SnapshotCorruptError(problems)
         return []

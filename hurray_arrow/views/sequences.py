@@ -102,8 +102,8 @@ def _known(facts: tuple[Any, ...] | None, run: list[int]) -> list[Any]:
 
 
 def _shared_pages(facts: GroupFacts, sequence: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    pages = np.unique(facts.page_ids(sequence))
-    return pages[facts.sequences_per_page[pages] > 1]
+    pages = facts.page_ids(sequence)
+    return np.unique(pages[facts.sequences_per_page[pages] > 1])
 
 
 def _shared_with(pages: Any, sequence: int, starts: Any, sequences: Any) -> list[dict[str, int]]:
