@@ -80,7 +80,7 @@ $(AZURITE): | $(VENV)/.test-installed
 # Neither pip nor npm has a browser, so that it comes from the system's packages; CHROMIUM=/path/to/chromium names another.
 chromium:  ## the browser that tests open pages in, by apt-get where there is none
 	@say() { echo "the browser tests need Chromium: $$*, or say where it is with CHROMIUM=/path/to/chromium" >&2; exit 1; }; \
-	  if [ -n "$$CHROMIUM" ]; then [ -x "$$CHROMIUM" ] && exit 0; say "there is no program at $$CHROMIUM"; fi; \
+	  if [ -n "$$CHROMIUM" ]; then command -v "$$CHROMIUM" >/dev/null && exit 0; say "there is no program at $$CHROMIUM"; fi; \
 	  for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
 	  command -v apt-get >/dev/null || say "install it (there is no apt-get here)"; \
 	  root=; [ "$$(id -u)" = 0 ] || { root=sudo; command -v sudo >/dev/null || say "install it as root (there is no sudo)"; }; \
