@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint docs coverage bench clean chromium
+.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,8 +49,11 @@ coverage: $(VENV)/.test-installed $(AZURITE) chromium  ## the whole suite with b
 bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
+bench-peers: $(VENV)/.test-installed  ## every peer on the same work, each in an environment of its own (4 GB); writes docs/benchmarks
+	$(BIN)/python -m benchmarks.peers --write docs/benchmarks
+
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) $(VLLM) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:

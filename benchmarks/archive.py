@@ -1,7 +1,7 @@
 """The archive profile: size, speed of writing and reading, peak memory.
 
 Run with ``python -m benchmarks archive``; ``HURRAY_BENCH_CACHE`` names another cache than the one the repository ships.
-ZipNN is measured in an environment of its own where there is one: ``make bench`` makes ``.venv-peers``.
+ZipNN is measured in its environment where there is one: ``make bench-peers`` makes it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import pyarrow as pa
 
 import hurray_arrow as ha
 from benchmarks.measure import Count, Measurement, alternate
+from benchmarks.peers import environments
 
 MIB = 1 << 20
 FOLDER = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108, PTH112 - a RAM disk is the point
 SAMPLE = Path(__file__).parent.parent / "examples" / "data" / "smollm2_small.npz"
-ZIPNN_PYTHON = Path(__file__).parent.parent / ".venv-peers" / "bin" / "python"
+ZIPNN_PYTHON = environments.FOLDER / "zipnn" / "bin" / "python"
 ROW_BYTES = 8 << 20
 
 
