@@ -38,9 +38,10 @@ def run(installed, program, *, cwd):
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
-def test_wheel_carries_types_licence_and_demo_data(wheel):
+def test_wheel_carries_types_licence_and_data(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"hurray_arrow/py.typed", "hurray_arrow/cli/demo_data/smollm2_small.npz"} <= names
+    assert {"hurray_arrow/report/page.css", "hurray_arrow/report/page.html.jinja"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith(("tests/", "examples/")) for name in names)
 
