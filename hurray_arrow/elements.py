@@ -378,7 +378,10 @@ def _tag(which: SupportsIndex | npt.DTypeLike) -> int:
         prefix, _, digits = which.partition("private_0x")
         if not prefix and len(digits) == 2 and digits.upper() in (f"{tag:02X}" for tag in PRIVATE_TAGS):
             return int(digits, 16)
-        message = f"no element type {which!r}, expected one of {', '.join(_names())}"
+        from difflib import get_close_matches
+
+        meant = "".join(f" (did you mean {name}?)" for name in get_close_matches(which, ELEMENT_TYPES, 1, 0.5))
+        message = f"no element type {which!r}{meant}, expected one of {', '.join(_names())}"
         raise InvalidDescriptorError(_element_problem(ProblemCode.ELEMENT_TYPE_INVALID, message))
     # numpy's integer classes have __index__ too, and name dtypes.
     if isinstance(which, SupportsIndex) and not isinstance(which, type):

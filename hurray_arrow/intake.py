@@ -25,6 +25,7 @@ IndexArray: TypeAlias = npt.NDArray[Any]
 
 _INDEX_DTYPES: dict[IndexType, np.dtype[Any]] = {IndexType.UINT32: np.dtype("<u4"), IndexType.UINT64: np.dtype("<u8")}
 _SPEC = "Buffer Table"
+_POOL_AXES = "[num_pages, page_size, num_heads, head_dim]"
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
@@ -33,7 +34,9 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
     return view
 
 
-def array_problems(array: object, *, name: str, dtypes: Sequence[np.dtype[Any]], ndim: int | None) -> list[Problem]:
+def array_problems(
+    array: object, *, name: str, dtypes: Sequence[np.dtype[Any]], ndim: int | None, axes: str = ""
+) -> list[Problem]:
     """Say why an array cannot be taken as it is, each time with the call that would convert it.
 
     Parameters
@@ -46,6 +49,8 @@ def array_problems(array: object, *, name: str, dtypes: Sequence[np.dtype[Any]],
         The dtypes that are taken, the best one first; empty for all.
     ndim
         Number of dimensions, ``None`` for any.
+    axes
+        What they are, for the message.
 
     Returns
     -------
@@ -67,7 +72,7 @@ def array_problems(array: object, *, name: str, dtypes: Sequence[np.dtype[Any]],
         message = f"dtype {_name(array.dtype)}, expected {names}: {name}.{_conversion(array.dtype, dtypes)}"
         problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
     if ndim is not None and array.ndim != ndim:
-        message = f"{array.ndim} dimensions {array.shape}, expected {ndim}"
+        message = f"{array.ndim} dimensions {array.shape}, expected {ndim}{f': {axes}' if axes else ''}"
         problems.append(Problem(ProblemCode.BUFFER_LAYOUT, name, message, _SPEC))
     if not array.flags.c_contiguous:
         message = f"strides {array.strides} are not C-contiguous: np.ascontiguousarray({name})"
@@ -172,7 +177,8 @@ def take_pool(
     """
     if page_shape is not None or num_pages is not None:
         return _take_bytes(page_pool, element, page_shape, num_pages)
-    problems = array_problems(page_pool, name="page_pool", dtypes=() if element is None else _dtypes(element), ndim=4)
+    dtypes = () if element is None else _dtypes(element)
+    problems = array_problems(page_pool, name="page_pool", dtypes=dtypes, ndim=4, axes=_POOL_AXES)
     if element is None and not problems:
         element = element_type(page_pool.dtype)
     if element is not None and element.is_packed:

@@ -256,7 +256,7 @@ def validate_sequences(
         Problem(
             ProblemCode.SEQUENCE_FACTS_SIZE,
             name,
-            f"{size} entries, expected one per sequence ({num_seqs})",
+            f"{size} entries, expected one per sequence ({num_seqs}), None where nobody knows",
             _FACTS_SPEC,
         )
         for name, size in sequences.sizes().items()

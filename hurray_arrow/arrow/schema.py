@@ -137,7 +137,8 @@ class SchemaPlan:
             return POOL_BYTES
         if page_class not in self.page_classes:
             raise UnsupportedError(
-                f"page class {page_class} was not declared when the snapshot was opened; declared: {self.page_classes}"
+                f"{page_class} was not declared when the snapshot was opened, but {self.page_classes}: "
+                "give SchemaPlan.of() all of its tensors or their descriptors"
             )
         return page_column_name(self.page_classes.index(page_class))
 

@@ -179,8 +179,8 @@ def exact_selectors(entry: Entry) -> dict[str, Any]:
     return {name: (getattr(entry, name),) for name in SELECTORS}
 
 
-def one_entry(matches: list[Entry]) -> Entry:
-    """Return the only match.
+def one_entry(matches: list[Entry], among: Iterable[Entry] = ()) -> Entry:
+    """Return the only match; where there is none, the message says what there is ``among`` the entries.
 
     Raises
     ------
@@ -191,7 +191,17 @@ def one_entry(matches: list[Entry]) -> Entry:
         return matches[0]
     listed = "".join(f"\n  {entry}" for entry in matches[:20])
     more = f"\n  … and {len(matches) - 20} more" if len(matches) > 20 else ""
-    raise LookupError(f"{len(matches)} tensors match, expected exactly 1{':' if matches else ''}{listed}{more}")
+    if matches:
+        hint = f"choose by {', '.join(SELECTORS)}, or take all with iter_tensors()"
+        raise LookupError(f"{len(matches)} tensors match, expected exactly 1: {hint}{listed}{more}")
+    there = {name: dict.fromkeys(getattr(entry, name) for entry in among) for name in SELECTORS}
+    held = "".join(f"\n  {name}: {_listed(values)}" for name, values in there.items() if values)
+    raise LookupError(f"0 tensors match, expected exactly 1{'; the snapshot has' if held else ''}{held}")
+
+
+def _listed(values: Iterable[Any]) -> str:
+    some = list(values)
+    return ", ".join(map(repr, some[:20])) + (f", … ({len(some)})" if len(some) > 20 else "")
 
 
 def _values(selector: IntSelector | StrSelector) -> frozenset[int | str] | None:

@@ -98,7 +98,9 @@ class AtomicFile:
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
         if not overwrite and self.path.exists():
-            raise FileExistsError(errno.EEXIST, "it exists, and overwrite is False", str(self.path))
+            raise FileExistsError(errno.EEXIST, "it exists; overwrite=True replaces it", str(self.path))
+        if not self.path.parent.exists():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder; make it first", str(self.path.parent))
         self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
         self._file: BinaryIO = os.fdopen(os.open(self._temporary, flags, 0o600), "w+b", buffering=_BUFFER_BYTES)

@@ -55,7 +55,9 @@ class Groups:
         if named is None:
             return tensor.kv_group, True
         if not same_tables(named, tensor):
-            message = f"tables or sequences differ from the first tensor's of kv_group {tensor.kv_group}"
+            message = (
+                f"tables or sequences differ from the first tensor's of kv_group {tensor.kv_group}: leave kv_group out"
+            )
             raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, "snapshot format 2"))
         return tensor.kv_group, False
 

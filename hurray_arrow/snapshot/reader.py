@@ -130,7 +130,7 @@ class Snapshot(ViewDoors):
             The pages have an encoding that this version does not know.
         """
         matches = self.select(**selectors)
-        return self._read(one_entry(matches), verify=verify)
+        return self._read(one_entry(matches, self.entries), verify=verify)
 
     def iter_tensors(
         self,

@@ -6,6 +6,7 @@ Spec: snapshot format, section 4, "Order of checks".
 from __future__ import annotations
 
 import mmap
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,13 +41,20 @@ class PartialRow:
     is_checked_when_filled: bool = False
 
 
+#: Where MAP_NORESERVE is 0x4000.
+_NUMBERED_SO = (("Linux", "x86_64"), ("Linux", "aarch64"))
+
+
 def sparse_memory(size_bytes: int) -> npt.NDArray[np.uint8]:
     """Return zeros that take room only where somebody writes: uint8 ``[size_bytes]``."""
     return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=_SPARSE), np.uint8)[:size_bytes]
 
 
+#: Without it Linux refuses to map more than the machine has, however little is written. Python names it from 3.13 on.
+_SYSTEM = (os.uname().sysname, os.uname().machine)
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _SYSTEM in _NUMBERED_SO else 0)
 #: Anonymous memory that takes room only where it is written.
-_SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+_SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 
 
 class IndexedRows(ABC):
@@ -268,7 +276,7 @@ def hash_problems(place: IndexRow, name: str, part: memoryview) -> list[Problem]
     expected, found = getattr(place, name), xxh3_hex(part)
     if found == expected:
         return []
-    where, message = f"tensor {place.tensor_index}.{name}", f"xxh3 {found}, the index says {expected}"
+    where, message = f"tensor {place.tensor_index}.{name}", f"xxh3 {found}, the index says {expected}: damaged"
     return [Problem(ProblemCode.ROW_CHECKSUM, where, message, SPEC, offset_bytes=place.offset)]
 
 

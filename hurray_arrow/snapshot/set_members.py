@@ -80,7 +80,9 @@ def in_order(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     missing = sorted(set(range(members)) - set(by_member))
     if missing:
         numbers = ", ".join(map(str, missing))
-        raise SnapshotIncompleteError(f"set {_fact(first, 'id', str)}: of {members} members, {numbers} missing")
+        raise SnapshotIncompleteError(
+            f"set {_fact(first, 'id', str)}: of its members 0 to {members - 1} these are missing: {numbers}"
+        )
     return tuple(by_member[member] for member in range(members))
 
 

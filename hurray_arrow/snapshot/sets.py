@@ -227,7 +227,7 @@ class SnapshotSet:
         matches = self.select(**selectors)
         if heads not in ("merged", "members"):
             raise ValueError(f"heads {heads!r}: expected 'merged' or 'members'")
-        entry = one_entry(matches)
+        entry = one_entry(matches, self.entries)
         return self._merged(entry, verify=verify) if heads == "merged" else self._parts(entry, verify=verify)
 
     def iter_tensors(

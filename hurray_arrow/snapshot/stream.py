@@ -27,7 +27,7 @@ from hurray_arrow.snapshot.checksums import tensor_checksums
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import STREAM, Index, IndexRow
 from hurray_arrow.snapshot.pipes import PipeSink
-from hurray_arrow.snapshot.placed import PlacedTensor, Placing
+from hurray_arrow.snapshot.placed import PlacedTensor, Placing, listed_tensors
 from hurray_arrow.snapshot.row_sink import RowSink
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -82,7 +82,7 @@ def write_stream(
     """
     callback = progress or NoOpCallback()
     if plan is None:
-        tensors = list(tensors)
+        tensors = listed_tensors(tensors)
         plan = SchemaPlan.of(tensors)
         callback.set_size(sum(tensor.buffers[0].nbytes for tensor in tensors))
     if plan.encoding != PLAIN:

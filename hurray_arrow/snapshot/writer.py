@@ -27,7 +27,7 @@ from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
 from hurray_arrow.snapshot.outputs import open_output
-from hurray_arrow.snapshot.placed import Placing
+from hurray_arrow.snapshot.placed import Placing, listed_tensors
 from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
@@ -111,7 +111,7 @@ def write_snapshot(
     -----
     Spec: snapshot format, sections 2 to 5.
     """
-    tensors = list(tensors)
+    tensors = listed_tensors(tensors)
     callback = progress or NoOpCallback()
     callback.set_size(sum(referenced_bytes(tensor) if sanitize else tensor.buffers[0].nbytes for tensor in tensors))
     with SnapshotWriter(

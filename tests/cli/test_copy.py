@@ -161,7 +161,7 @@ def test_a_set_becomes_one(run, members, target):
     members[0].unlink()
     result = run("copy", pattern, target, "--merge-heads", "--overwrite")
     assert result.exit_code == 3
-    assert "of 2 members, 0 missing" in result.stderr
+    assert "0 to 1 these are missing: 0" in result.stderr
 
 
 def test_urls_and_their_options(run, path):

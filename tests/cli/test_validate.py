@@ -102,4 +102,4 @@ def test_every_member_of_a_set_is_verified(run, members):
     members[0].unlink()
     result = run("verify", pattern)
     assert (result.exit_code, result.stdout) == (3, "")
-    assert "of 2 members, 0 missing" in result.stderr
+    assert "0 to 1 these are missing: 0" in result.stderr
