@@ -41,18 +41,15 @@ class PartialRow:
     is_checked_when_filled: bool = False
 
 
-#: Where MAP_NORESERVE is 0x4000.
-_NUMBERED_SO = (("Linux", "x86_64"), ("Linux", "aarch64"))
-
-
 def sparse_memory(size_bytes: int) -> npt.NDArray[np.uint8]:
     """Return zeros that take room only where somebody writes: uint8 ``[size_bytes]``."""
     return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=_SPARSE), np.uint8)[:size_bytes]
 
 
-#: Without it Linux refuses to map more than the machine has, however little is written. Python names it from 3.13 on.
-_SYSTEM = (os.uname().sysname, os.uname().machine)
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _SYSTEM in _NUMBERED_SO else 0)
+#: Without MAP_NORESERVE Linux maps no more than the machine has, however little is written. Python names it from 3.13
+#: on; its number is another one on rarer machines.
+_IS_0X4000 = os.uname().sysname == "Linux" and os.uname().machine in ("x86_64", "aarch64")
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _IS_0X4000 else 0)
 #: Anonymous memory that takes room only where it is written.
 _SPARSE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
 
