@@ -76,7 +76,7 @@ def plane_sizes(source: Source, schema: pa.Schema, places: Sequence[IndexRow], *
         except IpcLayoutError as error:
             where = f"tensor {place.tensor_index}"
             raise refuse(ProblemCode.ARROW_INVALID, where, str(error), url=source.url) from error
-        sums[: len(sizes)] += sizes
+        sums[: len(sizes)] += np.array(sizes, np.int64)
         used = max(used, len(sizes))
     return PlaneSizes(tuple(sums[:used].tolist()), sum(each.num_pages for each in chosen), len(chosen), len(rows))
 

@@ -80,6 +80,9 @@ def test_where_nothing_is_compressed_there_is_nothing_to_say(tmp_path):
     with archived([make_tensor(num_pages=0, block_tables=[], seq_lens=[])]) as snapshot:
         found = snapshot.plane_sizes(snapshot.entries[0])
         assert (found.stored_bytes, found.num_pages, found.num_rows) == ((), 0, 0)
+    with archived([make_tensor(num_heads=0)]) as snapshot:
+        found = snapshot.plane_sizes(snapshot.entries[0])
+        assert (found.stored_bytes, found.num_pages, found.num_rows) == ((), 7, 1)
 
 
 def test_buffers_of_unknown_columns_are_counted_or_refused():
