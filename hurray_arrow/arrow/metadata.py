@@ -18,8 +18,11 @@ from typing import Any
 from hurray_arrow import _json
 from hurray_arrow.arrow.schema import FORMAT_KEY, FORMAT_VERSION, SNAPSHOT_KEY
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
+from hurray_arrow.invariants import SHOWN_OF_A_KIND
 
-MAX_METADATA_BYTES = 64 << 20
+#: All of a schema's metadata together, and what a snapshot's document may take once it is parsed.
+MAX_METADATA_BYTES = 8 << 20
+MAX_PARSED_BYTES = 32 << 20
 PROFILES = ("share", "archive")
 MIN_PAGE_ALIGN_BYTES = 64
 MAX_PAGE_ALIGN_BYTES = 2 << 20
@@ -71,8 +74,8 @@ def new_metadata(
     Raises
     ------
     ValueError
-        A key that belongs to the writer or that the format does not have (put your own under ``user``), or a value of
-        the wrong type.
+        A key that belongs to the writer or that the format does not have (put your own under ``user``), a value of the
+        wrong type, or more of them than a reader takes.
     """
     given = dict(given or {})
     allowed = {"id", "created", "producer", *_OPTIONAL} - {"partial"}
@@ -92,6 +95,8 @@ def new_metadata(
     problems = metadata_problems(metadata)
     if problems:
         raise ValueError("; ".join(str(problem) for problem in problems))
+    # A reader takes a document or refuses it; what is written has to be one that it takes.
+    _json.loads(_json.dumps(metadata), max_bytes=MAX_METADATA_BYTES, max_parsed_bytes=MAX_PARSED_BYTES)
     return metadata
 
 
@@ -115,7 +120,9 @@ def parse_schema_metadata(pairs: Mapping[bytes, bytes] | None, *, url: str) -> d
     if FORMAT_KEY.encode() not in pairs:
         raise SnapshotCorruptError(_problem(FORMAT_KEY, "missing: this is not a snapshot"), url=url)
     try:
-        metadata = _json.loads(pairs.get(SNAPSHOT_KEY.encode(), b""), max_bytes=MAX_METADATA_BYTES)
+        metadata = _json.loads(
+            pairs.get(SNAPSHOT_KEY.encode(), b""), max_bytes=MAX_METADATA_BYTES, max_parsed_bytes=MAX_PARSED_BYTES
+        )
     except _json.JsonError as error:
         raise SnapshotCorruptError(_problem(SNAPSHOT_KEY, str(error)), url=url) from error
     problems = metadata_problems(metadata)
@@ -134,7 +141,13 @@ def check_format_version(pairs: Mapping[bytes, bytes] | None, *, url: str) -> No
     ------
     UnsupportedError
         The schema's metadata names another version.
+    SnapshotCorruptError
+        ``metadata_invalid``: more metadata than any snapshot has.
     """
+    size = sum(len(key) + len(value) for key, value in (pairs or {}).items())
+    if size > MAX_METADATA_BYTES:
+        message = f"{size} bytes of metadata, at most {MAX_METADATA_BYTES} are read"
+        raise SnapshotCorruptError(_problem("schema", message), url=url)
     found = (pairs or {}).get(FORMAT_KEY.encode(), FORMAT_VERSION.encode())
     if found != FORMAT_VERSION.encode():
         raise UnsupportedError(f"{url}: {FORMAT_KEY} {found!r:.40}, this version reads {FORMAT_VERSION!r}")
@@ -170,8 +183,10 @@ def metadata_problems(metadata: Any) -> list[Problem]:
 
 
 def _group_problems(groups: list[Any]) -> list[Problem]:
-    problems = []
+    problems: list[Problem] = []
     for number, group in enumerate(groups):
+        if len(problems) >= SHOWN_OF_A_KIND:
+            return [*problems, _problem(f"groups[{number}]", "and the groups behind it were not looked at")]
         where = f"groups[{number}]"
         if not isinstance(group, dict) or group.get("kind") not in GROUP_KINDS:
             problems.append(_problem(where, f"{group!r:.60}, expected an object with kind one of {GROUP_KINDS}"))

@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 import zstandard
@@ -17,6 +18,7 @@ import zstandard
 from hurray_arrow import _json
 from hurray_arrow.arrow.ipc_layout import Block
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow.invariants import SHOWN_OF_A_KIND
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.spec import UINT64_MAX
 
@@ -27,6 +29,8 @@ INDEX_HASH_KEY = "hurray_arrow.index_xxh3"
 INDEX_VERSION = 1
 MAX_PLAIN_INDEX_BYTES = 16 << 10
 MAX_INDEX_BYTES = 256 << 20
+#: What an index may take in memory beside what its file's size allows.
+FREE_INDEX_BYTES = 24 << 20
 _HASH = re.compile("[0-9a-f]{16}")
 SPEC = "snapshot format 4"
 
@@ -195,8 +199,18 @@ class Index:
         return {key: value, INDEX_HASH_KEY: xxh3_hex(value.encode())}
 
     @classmethod
-    def from_custom_metadata(cls, pairs: Mapping[bytes, bytes] | None, *, url: str) -> Index:
+    def from_custom_metadata(cls, pairs: Mapping[bytes, bytes] | None, *, url: str, file_bytes: int) -> Index:
         """Read the index out of the end batch's custom metadata.
+
+        Parameters
+        ----------
+        pairs
+            The custom metadata.
+        url
+            What errors call the snapshot.
+        file_bytes
+            The file's size, or what came of a stream: what the index takes in memory is in proportion to that, because
+            no row is shorter than its header.
 
         Raises
         ------
@@ -218,8 +232,9 @@ class Index:
             message = f"xxh3 {xxh3_hex(stored)}, {INDEX_HASH_KEY} says {expected.decode('ascii', 'replace')}"
             raise SnapshotCorruptError(Problem(ProblemCode.INDEX_CHECKSUM, key, message, SPEC), url=url)
         try:
-            text = stored if key == INDEX_KEY else _decompressed(stored)
-            index = cls._from_json(_json.loads(text, max_bytes=MAX_INDEX_BYTES))
+            most = file_bytes + file_bytes // 4 + FREE_INDEX_BYTES
+            text = stored if key == INDEX_KEY else _decompressed(stored, max_bytes=min(most, MAX_INDEX_BYTES))
+            index = cls._from_json(_json.loads(text, max_bytes=MAX_INDEX_BYTES, max_parsed_bytes=most))
         except _json.JsonError as error:
             raise SnapshotCorruptError(Problem(ProblemCode.INDEX_INVALID, key, str(error), SPEC), url=url) from error
         problems = index_problems(index.rows, kind=index.kind)
@@ -242,12 +257,12 @@ class Index:
         return index
 
 
-def _decompressed(stored: bytes) -> bytes:
+def _decompressed(stored: bytes, *, max_bytes: int) -> bytes:
     try:
         frame = base64.b64decode(stored, validate=True)
         size = zstandard.get_frame_parameters(frame).content_size
-        if not 0 < size <= MAX_INDEX_BYTES:
-            raise _json.JsonError(f"the index states a size of {size} bytes, at most {MAX_INDEX_BYTES} are read")
+        if not 0 < size <= max_bytes:
+            raise _json.JsonError(f"the index states a size of {size} bytes, at most {max_bytes} are read")
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         text = decompressor.decompress(frame)
     except (binascii.Error, zstandard.ZstdError) as error:
@@ -265,8 +280,11 @@ _OF_A_TENSOR = (
 
 
 def index_problems(rows: Iterable[IndexRow], *, kind: str = FILE) -> list[Problem]:
-    """Return what contradicts itself in an index: places that overlap, keys and rows given twice."""
-    problems = []
+    """Return what contradicts itself in an index: places that overlap, keys and rows given twice; the first hundred."""
+    return list(islice(_problems(rows, kind), SHOWN_OF_A_KIND))
+
+
+def _problems(rows: Iterable[IndexRow], kind: str) -> Iterator[Problem]:
     keys: dict[TensorKey, int] = {}
     firsts: dict[int, IndexRow] = {}
     seen: set[tuple[int, int, bool]] = set()
@@ -275,30 +293,29 @@ def index_problems(rows: Iterable[IndexRow], *, kind: str = FILE) -> list[Proble
         body = row.offset + row.metadata_bytes
         if kind == FILE and (row.offset < end or row.offset % 8 or not row.metadata_bytes):
             message = f"place [{row.offset}, {body + row.body_bytes}) after a row that ends at {end}"
-            problems.append(_problem(ProblemCode.ROW_PLACE, number, message))
+            yield _problem(ProblemCode.ROW_PLACE, number, message)
         end = body + row.body_bytes
         if kind == FILE and row.pages_offset is not None:
             pages_end = row.pages_offset + (row.pages_bytes or 0)
             if not body <= row.pages_offset <= pages_end <= end or (row.checksums_offset or body) < body:
                 message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}"
-                problems.append(_problem(ProblemCode.ROW_PLACE, number, f"{message}, body [{body}, {end})"))
+                yield _problem(ProblemCode.ROW_PLACE, number, f"{message}, body [{body}, {end})")
         # A tensor's first row in the archive profile has no pages, and the next one starts at page 0.
         place = row.tensor_index, row.page_offset, bool(row.num_pages)
         if place in seen:
             message = f"tensor_index {row.tensor_index}, page_offset {row.page_offset} is given twice"
-            problems.append(_problem(ProblemCode.INDEX_INVALID, number, message))
+            yield _problem(ProblemCode.INDEX_INVALID, number, message)
         seen.add(place)
         key = row.key
         if keys.setdefault(key, row.tensor_index) != row.tensor_index:
-            message = f"{key} is tensor {keys[key]}'s and tensor {row.tensor_index}'s"
-            problems.append(_problem(ProblemCode.TENSOR_KEY_DUPLICATE, number, message))
+            message = f"{key!r:.200} is tensor {keys[key]}'s and tensor {row.tensor_index}'s"
+            yield _problem(ProblemCode.TENSOR_KEY_DUPLICATE, number, message)
         first = firsts.setdefault(row.tensor_index, row)
         if first is not row:
             other = [name for name in _OF_A_TENSOR if getattr(first, name) != getattr(row, name)]
             if other:
                 message = f"{', '.join(other)} other than in another row of tensor {row.tensor_index}"
-                problems.append(_problem(ProblemCode.INDEX_INVALID, number, message))
-    return problems
+                yield _problem(ProblemCode.INDEX_INVALID, number, message)
 
 
 def _problem(code: ProblemCode, number: int, message: str) -> Problem:

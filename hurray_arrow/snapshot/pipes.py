@@ -85,9 +85,15 @@ class PipeSource:
     ----------
     source
         Has ``readinto``, ``recv_into`` as sockets do, or ``read``; it stays open.
+
+    Attributes
+    ----------
+    received_bytes
+        How many bytes came so far.
     """
 
     def __init__(self, source: Any) -> None:
+        self.received_bytes = 0
         into = getattr(source, "readinto", None) or getattr(source, "recv_into", None)
         read = getattr(source, "read", None)
         if callable(into):
@@ -114,6 +120,7 @@ class PipeSource:
             if not count:
                 break
             done += count
+        self.received_bytes += done
         return done
 
 

@@ -236,7 +236,7 @@ class StreamReader:
         stream = pa.ipc.open_stream(pa.BufferReader(self._schema_message + message.to_pybytes()))
         _, pairs = stream.read_next_batch_with_custom_metadata()
         try:
-            index = Index.from_custom_metadata(pairs, url=URL)
+            index = Index.from_custom_metadata(pairs, url=URL, file_bytes=self._source.received_bytes)
         except SnapshotIncompleteError as error:
             raise self._incomplete("there is no end batch: the writer did not finish, or it is another's") from error
         if index.kind != STREAM:

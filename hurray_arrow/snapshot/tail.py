@@ -89,7 +89,7 @@ def read_tail(source: Source) -> Tail:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise _footer_error(str(error), url) from error
-    index = Index.from_custom_metadata(pairs, url=url)
+    index = Index.from_custom_metadata(pairs, url=url, file_bytes=source.size)
     if found != index.schema_xxh3:
         message = f"xxh3 {found}, the index says {index.schema_xxh3}"
         raise SnapshotCorruptError(Problem(ProblemCode.SCHEMA_CHECKSUM, "schema", message, SPEC), url=url)

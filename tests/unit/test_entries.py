@@ -135,7 +135,7 @@ def test_sizes_beyond_what_json_numbers_hold_come_back():
     rows = (row(3, num_pages=2**53 + 1, num_seqs=2**60, body_bytes=2**62 + 8, metadata_bytes=8, offset=2**53 + 8),)
     pairs = {key.encode(): value.encode() for key, value in Index(rows, "0" * 16).custom_metadata().items()}
     assert b'"num_pages":"9007199254740993"' in pairs[b"hurray_arrow.index"]
-    found = Index.from_custom_metadata(pairs, url="")
+    found = Index.from_custom_metadata(pairs, url="", file_bytes=0)
     assert found.rows == rows
     [entry] = entries_of(found.rows)
     assert (entry.num_pages, entry.stored_bytes) == (2**53 + 1, 2**62 + 16)

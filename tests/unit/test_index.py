@@ -9,9 +9,11 @@ import pytest
 import xxhash
 import zstandard
 
-from hurray_arrow import SnapshotCorruptError, SnapshotIncompleteError
+from hurray_arrow import SnapshotCorruptError, SnapshotIncompleteError, open_snapshot, write_snapshot
+from hurray_arrow._json import parsed_bytes
 from hurray_arrow.snapshot import index as module
 from hurray_arrow.snapshot.index import INDEX_HASH_KEY, INDEX_KEY, INDEX_ZST_KEY, Index, IndexRow, index_problems
+from tests.sample import make_tensor
 
 HASH = "0123456789abcdef"
 
@@ -58,13 +60,18 @@ def pairs_of(document, **changes):
     return {INDEX_KEY.encode(): text, INDEX_HASH_KEY.encode(): xxhash.xxh3_64_hexdigest(text).encode()}
 
 
+def zst_pairs_of(text):
+    stored = base64.b64encode(zstandard.compress(text))
+    return {INDEX_ZST_KEY.encode(): stored, INDEX_HASH_KEY.encode(): xxhash.xxh3_64_hexdigest(stored).encode()}
+
+
 def document_of(index):
     return json.loads(index.custom_metadata()[INDEX_KEY])
 
 
 def codes(pairs):
     with pytest.raises(SnapshotCorruptError) as caught:
-        Index.from_custom_metadata(pairs, url="here")
+        Index.from_custom_metadata(pairs, url="here", file_bytes=0)
     assert caught.value.url == "here"
     return caught.value.codes
 
@@ -73,7 +80,7 @@ def codes(pairs):
 def test_what_was_written_is_read(count):
     index = index_of(count)
     assert set(index.custom_metadata()) == {INDEX_KEY, INDEX_HASH_KEY}
-    assert Index.from_custom_metadata(stored(index), url="u") == index
+    assert Index.from_custom_metadata(stored(index), url="u", file_bytes=0) == index
     assert index.num_tensors == count
 
 
@@ -84,7 +91,7 @@ def test_optional_values_are_left_out_and_nulls_are_written():
     assert first["layer_index"] is first["layer_name"] is None
     assert "checksums_offset" not in second
     assert not {"row_xxh3", "small_xxh3"} & first.keys()
-    assert Index.from_custom_metadata(stored(index), url="u") == index
+    assert Index.from_custom_metadata(stored(index), url="u", file_bytes=0) == index
 
 
 def test_numbers_that_json_does_not_hold_exactly():
@@ -92,7 +99,7 @@ def test_numbers_that_json_does_not_hold_exactly():
         (row(0, offset=2**60, pages_offset=2**60 + 3072 + 8, checksums_offset=2**60 + 3072),), schema_xxh3=HASH
     )
     assert document_of(index)["rows"][0]["offset"] == str(2**60)
-    assert Index.from_custom_metadata(stored(index), url="u") == index
+    assert Index.from_custom_metadata(stored(index), url="u", file_bytes=0) == index
 
 
 def test_a_long_index_is_compressed():
@@ -105,7 +112,7 @@ def test_a_long_index_is_compressed():
         rows[0] = rows[0]._replace(layer_name="x" * extra)
         index = Index(tuple(rows), schema_xxh3=HASH)
         assert set(index.custom_metadata()) == {key, INDEX_HASH_KEY}
-        assert Index.from_custom_metadata(stored(index), url="u") == index
+        assert Index.from_custom_metadata(stored(index), url="u", file_bytes=0) == index
     frame = base64.b64decode(index.custom_metadata()[INDEX_ZST_KEY])
     assert zstandard.get_frame_parameters(frame).content_size == (16 << 10) + 1
 
@@ -123,7 +130,7 @@ def test_the_hash_is_of_the_value_as_stored():
 @pytest.mark.parametrize("pairs", [None, {}, {b"hurray_arrow.pad": b""}, {INDEX_HASH_KEY.encode(): b"0" * 16}])
 def test_no_index_is_an_incomplete_snapshot(pairs):
     with pytest.raises(SnapshotIncompleteError) as caught:
-        Index.from_custom_metadata(pairs, url="here")
+        Index.from_custom_metadata(pairs, url="here", file_bytes=0)
     assert caught.value.url == "here"
 
 
@@ -132,7 +139,7 @@ def test_an_index_that_is_too_long_is_not_read(monkeypatch):
     assert INDEX_ZST_KEY.encode() in pairs
     size = zstandard.get_frame_parameters(base64.b64decode(pairs[INDEX_ZST_KEY.encode()])).content_size
     monkeypatch.setattr(module, "MAX_INDEX_BYTES", size)
-    assert len(Index.from_custom_metadata(pairs, url="u").rows) == 99
+    assert len(Index.from_custom_metadata(pairs, url="u", file_bytes=0).rows) == 99
     monkeypatch.setattr(module, "MAX_INDEX_BYTES", size - 1)
     assert codes(pairs) == ["index_invalid"]
 
@@ -208,7 +215,7 @@ def test_texts_that_are_no_index(text):
 def test_unknown_keys_are_left_alone():
     document = document_of(index_of(2)) | {"colour": {"deep": [1]}}
     document["rows"][1]["colour"] = "red"
-    assert Index.from_custom_metadata(pairs_of(document), url="u") == index_of(2)
+    assert Index.from_custom_metadata(pairs_of(document), url="u", file_bytes=0) == index_of(2)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +253,54 @@ def test_every_contradiction_is_named():
     rows = [row(0), row(1, offset=0), row(2, pages_bytes=2**40), row(0)]
     problems = index_problems(rows)
     assert {problem.where for problem in problems} == {"rows[1]", "rows[2]", "rows[3]"}
+
+
+def small_tensors(count):
+    return [
+        make_tensor(head_dim=1, num_heads=1, page_size=1, num_pages=7, seq_lens=[3, 0, 2, 1], layer_index=layer)
+        for layer in range(count)
+    ]
+
+
+@pytest.mark.parametrize("profile", ["share", "archive"])
+def test_the_smallest_tensors_make_a_file_that_is_large_enough_for_their_index(tmp_path, profile):
+    """However many there are: a row's header is longer than what its index row takes."""
+    path = tmp_path / "s.arrow"
+    sizes = []
+    for count in (100, 300):
+        align = {"page_align_bytes": 64} if profile == "share" else {}
+        write_snapshot(path, small_tensors(count), profile=profile, checksums=False, overwrite=True, **align)
+        with open_snapshot(path) as snapshot:
+            rows = [place for places in snapshot._rows._places.values() for place in places]
+        text = json.dumps([row.as_json("file") for row in rows], separators=(",", ":"))
+        sizes.append((path.stat().st_size, parsed_bytes(text)))
+    (few, of_few), (many, of_many) = sizes
+    assert of_many - of_few < 1.25 * (many - few)
+
+
+LITTLE, MUCH = 1 << 10, 64 << 20
+
+
+@pytest.mark.parametrize(
+    "filling",
+    [
+        "[]," * 300_000 + "[]",
+        '{"a":[0]},' * 100_000 + "{}",
+        '"' + "x" * (13 << 20) + '"',
+        '"' + "x" * (4 << 20) + '\U0001f600"',
+    ],
+    ids=["lists", "objects", "a long text", "a wide text"],
+)
+@pytest.mark.parametrize("compressed", [True, False])
+def test_an_index_is_in_proportion_to_its_file(filling, compressed):
+    text = json.dumps(document_of(index_of(2)))[:-1] + f',"user":[{filling}]}}'
+    pairs = zst_pairs_of(text.encode()) if compressed else pairs_of(text.encode())
+    with pytest.raises(SnapshotCorruptError) as caught:
+        Index.from_custom_metadata(pairs, url="u", file_bytes=LITTLE)
+    assert caught.value.codes == ["index_invalid"]
+    assert Index.from_custom_metadata(pairs, url="u", file_bytes=MUCH) == index_of(2)
+
+
+def test_of_many_rows_that_contradict_each_other_a_hundred_are_listed():
+    rows = [row(0)] * 1013
+    assert len(index_problems(rows)) == 100

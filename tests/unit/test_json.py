@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 
@@ -79,6 +80,36 @@ def test_a_key_given_twice_is_found_among_many():
     text = "{" + "".join(f'"{number}":0,' for number in range(300_000)) + '"299999":1}'
     with pytest.raises(JsonError, match="'299999'"):
         _json.loads(text, max_bytes=len(text))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("[]", "{}", "[0]", '{"a":1}', '{"a":[]}', "[" * 15 + "]" * 15, '{"b":' * 14 + "1" + "}" * 14),
+        f'"{"x" * 200_000}\\ud83d\\ude00"',
+        f'"{"x" * 200_000}\\u0100"',
+        f'"{"x" * 200_000}😀"',
+        *('"ab"', '""', "1.5", "12345", "null", '"éé"', '"😀"', '"\\ud83d\\ude00"'),
+    ],
+    ids=lambda text: ascii(text[:10] + text[-7:]),
+)
+def test_what_parsing_takes_is_known_before(value):
+    """Small texts make large objects; what the estimate says is enough, and not ten times too much."""
+    text = ("[" + ",".join([value] * (300_000 // len(value))) + "]").encode()
+    tracemalloc.start()
+    try:
+        _json.loads(text, max_bytes=len(text), max_parsed_bytes=_json.parsed_bytes(text))
+        taken = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert taken <= 1.1 * _json.parsed_bytes(text) <= 11 * taken
+    with pytest.raises(JsonError):
+        _json.loads(text, max_bytes=len(text), max_parsed_bytes=_json.parsed_bytes(text) - 1)
+
+
+def test_a_decoded_text_is_taken_for_as_much_as_its_bytes():
+    for text in ("[1,2]", '["é"]', '{"a":"😀"}'):
+        assert _json.parsed_bytes(text) == _json.parsed_bytes(text.encode())
 
 
 def test_what_is_written_is_canonical():

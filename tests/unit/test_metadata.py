@@ -197,3 +197,33 @@ def test_metadata_of_the_largest_size(monkeypatch):
     assert parse_schema_metadata(pairs_of(made(user="x" * 200)), url="u")["user"] == "x" * 200
     with pytest.raises(SnapshotCorruptError):
         parse_schema_metadata(pairs_of(made(user="x" * 400)), url="u")
+
+
+TOO_MUCH = {
+    "long": "x" * (8 << 20),
+    "of many values": [0] * (1 << 19),
+    "of many lists": [[]] * (1 << 19),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_metadata_that_take_more_than_readers_allow_are_not_written(name):
+    """A document of a megabyte may take thirty once it is parsed."""
+    with pytest.raises(ValueError):
+        made(user=TOO_MUCH[name])
+    document = {**made(), "user": TOO_MUCH[name]}
+    with pytest.raises(SnapshotCorruptError) as caught:
+        parse_schema_metadata(pairs_of(document), url="u")
+    assert caught.value.codes == ["metadata_invalid"]
+
+
+def test_a_schema_has_no_more_metadata_than_a_snapshot():
+    pairs = schema_metadata(made()) | {b"colour": b"x" * (8 << 20)}
+    with pytest.raises(SnapshotCorruptError) as caught:
+        parse_schema_metadata(pairs, url="u")
+    assert caught.value.codes == ["metadata_invalid"]
+
+
+def test_of_many_groups_that_are_none_a_hundred_are_listed():
+    problems = metadata_problems({**made(), "groups": [7] * 1013})
+    assert len(problems) == 101

@@ -306,7 +306,7 @@ def code_takes(name, document):
                     b"hurray_arrow.index": text,
                     b"hurray_arrow.index_xxh3": xxhash.xxh3_64_hexdigest(text).encode(),
                 }
-                Index.from_custom_metadata(pairs, url="u")
+                Index.from_custom_metadata(pairs, url="u", file_bytes=0)
     except HurrayArrowError:
         return False
     return True
