@@ -248,7 +248,7 @@ def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, 
     if isinstance(error, PermissionError) or status in (401, 403):
         return PermissionError(errno.EACCES, f"{doing}: {_text(error, status)}", url)
     if creating and is_taken(error):
-        return FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", url)
+        return FileExistsError(errno.EEXIST, "it exists; overwrite=True replaces it", url)
     if pinned and is_taken(error):
         return SnapshotChangedError(f"{doing}: the snapshot was overwritten since it was opened", url=url)
     return SnapshotError(f"{doing}: {_text(error, status)}", url=url)

@@ -170,7 +170,7 @@ class RemoteFile:
             raise self._taken()
 
     def _taken(self) -> FileExistsError:
-        return FileExistsError(errno.EEXIST, "the snapshot exists, and overwrite is False", self.path)
+        return FileExistsError(errno.EEXIST, "it exists; overwrite=True replaces it", self.path)
 
 
 def _behind_caches(place: Place) -> Place:
