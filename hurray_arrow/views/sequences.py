@@ -15,7 +15,7 @@ import pyarrow as pa
 from hurray_arrow.views.group_facts import UNKNOWN, GroupFacts
 from hurray_arrow.views.view import View, weighed
 
-#: Pages and tokens in a batch.
+#: Pages, tokens and sharing sequences in a batch.
 _WEIGHT = 1 << 20
 
 _MEDIA = pa.struct([("first_token", pa.uint64()), ("num_tokens", pa.uint64()), ("digest", pa.utf8())])
@@ -57,10 +57,14 @@ class SequencesView(View):
         return _SCHEMA
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Make batches of about a million pages and tokens; pages are not read."""
+        """Make batches of about a million pages, tokens and sharing sequences; pages are not read."""
         for kv_group, entry in self.selection.kv_groups.items():
             facts = self.selection.facts(entry)
             sizes = np.diff(facts.seq_ptr) + np.maximum(facts.num_tokens, 0) + 1
+            if "shared_with" in self.schema.names:
+                # Thousands of sequences behind one prefix are millions of pairs.
+                sharing = np.concatenate([[0], np.cumsum(facts.sequences_per_page[facts.table])])
+                sizes += np.diff(sharing[facts.seq_ptr])
             places = self.selection.places_of(entry, facts).tolist()
             for run in weighed(places, lambda sequence, sizes=sizes: int(sizes[sequence]), _WEIGHT):  # type: ignore[misc]
                 yield self._batch(_makers(kv_group, facts, run))
@@ -76,7 +80,7 @@ def _makers(kv_group: int, facts: GroupFacts, run: list[int]) -> dict[str, Calla
         "num_pages": lambda: [facts.page_ids(s).size for s in run],
         "page_ids": lambda: _lists(facts.table, facts, run),
         "shared_pages": lambda: [_shared_pages(facts, s).size for s in run],
-        "shared_with": lambda: [_shared_with(_shared_pages(facts, s), s, *facts.shared_by) for s in run],
+        "shared_with": lambda: _pairs([_shared_with(_shared_pages(facts, s), s, *facts.shared_by) for s in run]),
         "page_positions": lambda: _lists(facts.first_positions, facts, run),
         "token_ids": lambda: _known(known.token_ids, run),
         "adapter": lambda: _known(known.adapter, run),
@@ -106,13 +110,18 @@ def _shared_pages(facts: GroupFacts, sequence: int) -> np.ndarray[Any, np.dtype[
     return np.unique(pages[facts.sequences_per_page[pages] > 1])
 
 
-def _shared_with(pages: Any, sequence: int, starts: Any, sequences: Any) -> list[dict[str, int]]:
-    """Count for each other sequence the pages that it has in common with this one."""
+def _shared_with(pages: Any, sequence: int, starts: Any, sequences: Any) -> tuple[Any, Any]:
+    """Return the other sequences that have pages in common with this one, and how many each."""
     sizes = starts[pages + 1] - starts[pages]
     places = np.repeat(starts[pages] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
     others, counts = np.unique(sequences[places], return_counts=True)
-    return [
-        {"sequence": other, "num_pages": count}
-        for other, count in zip(others.tolist(), counts.tolist(), strict=True)
-        if other != sequence
-    ]
+    is_other = others != sequence
+    return others[is_other], counts[is_other]
+
+
+def _pairs(shared: list[tuple[Any, Any]]) -> pa.Array:
+    bounds = np.cumsum([0, *(others.size for others, _ in shared)])
+    others, counts = (np.concatenate(part) for part in zip(*shared, strict=True))
+    items = [pa.array(others.astype(np.uint32)), pa.array(counts.astype(np.uint64))]
+    structs = pa.StructArray.from_arrays(items, fields=list(_SHARED_WITH))
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), structs)

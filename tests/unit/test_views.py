@@ -116,6 +116,25 @@ def test_sequences_say_with_whom_they_share(tmp_path):
     assert found[2]["media"][1] == {"first_token": 3, "num_tokens": 1, "digest": "sha256:bb"}
 
 
+def test_many_sequences_behind_one_prefix_come_in_many_batches(tmp_path):
+    count = 1201
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((count + 1, 1, 1, 1), np.uint16),
+        block_tables=[[0, 1 + s] for s in range(count)],
+        seq_lens=[2] * count,
+        element_type="bfloat16",
+        kv_role="key",
+        layer_index=0,
+    )
+    with written(tmp_path, tensor) as snapshot:
+        batches = list(snapshot.sequences(columns=["sequence", "shared_with"]))
+        assert len(list(snapshot.sequences(columns=["sequence", "num_pages"]))) == 1
+    assert len(batches) == 2
+    shared = [batch.column("shared_with") for batch in batches]
+    assert sum(len(column.flatten()) for column in shared) == count * (count - 1)
+    assert shared[1][-1].as_py() == [{"sequence": s, "num_pages": 1} for s in range(count - 1)]
+
+
 def test_pages_count_references_and_fill(tmp_path):
     with written(tmp_path, make_tensor(block_tables=[[5, 2, 5], [], [5, 0], [2]])) as snapshot:
         found = rows(snapshot.pages())
