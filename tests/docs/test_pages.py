@@ -14,6 +14,7 @@ from tests.docs.pages import DOCS, ROOT, blocks_of, run_page
 #: Pages whose blocks other tests run, because they need a server, an engine, or other snapshots.
 ELSEWHERE = {
     "catalog.md": "tests/docs/test_catalog.py",
+    "mistakes.md": "tests/docs/test_messages.py",
     "howto/archive.md": "tests/stores/test_howto.py",
     "howto/transformers.md": "tests/engines/test_transformers_page.py",
     "tools/datafusion.md": "tests/tools/test_views_questions.py",
