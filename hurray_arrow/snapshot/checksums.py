@@ -44,7 +44,7 @@ def page_checksums(
     Returns
     -------
     numpy.ndarray
-        uint64 ``[num_pages]``, new.
+        uint64 ``[pages]``, new.
     """
     view = memoryview(pool.data)
     digest = xxhash.xxh3_64_intdigest

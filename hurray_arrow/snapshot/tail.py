@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import (
     HEAD_BYTES,
+    MAGIC,
     TAIL_BYTES,
     Block,
     IpcLayoutError,
@@ -83,7 +84,7 @@ def read_tail(source: Source) -> Tail:
         check_format_version(schema.metadata, url=url)
         # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
         found = schema_xxh3(schema)
-        _check_end_batch(source, blocks[-1])
+        _check_end_batch(source, blocks[-1], schema)
         _, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
     except HurrayArrowError:
         raise
@@ -100,9 +101,12 @@ def read_tail(source: Source) -> Tail:
     return Tail(schema, types, parse_schema_metadata(schema.metadata, url=url), index, blocks[-1].offset)
 
 
-def _check_end_batch(source: Source, block: Block) -> None:
+def _check_end_batch(source: Source, block: Block, schema: pa.Schema) -> None:
     """Look at the last batch's header before Arrow reads the batch: it would decompress whatever is in there."""
     layout = batch_layout(encapsulated(memoryview(source.read(block.offset, block.metadata_bytes))))
+    if layout.num_rows and "tensor_index" not in schema.names:
+        message = f"an Arrow file with the columns {schema.names!r:.80}, and no snapshot"
+        raise SnapshotIncompleteError(message, url=source.url)
     if layout.num_rows:
         raise SnapshotIncompleteError(NOT_FINISHED, url=source.url)
     if layout.compression is not None:
@@ -130,7 +134,7 @@ def read_footer(source: Source) -> list[Block]:
         footer = source.read(start, size).to_pybytes()
         blocks = footer_blocks(footer)
     except IpcLayoutError as error:
-        raise SnapshotIncompleteError(f"{error}: {NOT_FINISHED}", url=source.url) from error
+        raise SnapshotIncompleteError(_no_footer(source, error), url=source.url) from error
     try:
         check_footer(footer)
     except IpcLayoutError as error:
@@ -138,6 +142,13 @@ def read_footer(source: Source) -> list[Block]:
     if not blocks or any(block.offset < HEAD_BYTES or block.end > start for block in blocks):
         raise _footer_error(f"{len(blocks)} blocks, expected one at least and all before byte {start}", source.url)
     return blocks
+
+
+def _no_footer(source: Source, error: IpcLayoutError) -> str:
+    start = bytes(source.read(0, len(MAGIC)).to_pybytes())
+    if start != MAGIC:
+        return f"it begins with {start!r} and is no Arrow file, which begins with {MAGIC!r}"
+    return f"{error}: {NOT_FINISHED}"
 
 
 def _spare_bytes(file_bytes: int, footer_bytes: int) -> int:
