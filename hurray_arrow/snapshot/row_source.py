@@ -151,7 +151,7 @@ class IndexedRows(ABC):
 
     @abstractmethod
     def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
-        """Refuse a batch, by an IpcLayoutError, that must not be decoded."""
+        """Refuse a batch, by an IpcLayoutError or an error of its own, that must not be decoded."""
 
     def _batch(self, place: IndexRow) -> tuple[pa.RecordBatch, pa.Buffer]:
         """Return a row's batch, checked as far as Arrow knows, and its bytes as stored."""
@@ -173,6 +173,8 @@ class IndexedRows(ABC):
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.BufferReader(stored)), self._schema)
             if not self._trusted:
                 batch.validate(full=True)
+        except SnapshotCorruptError:
+            raise
         except (IpcLayoutError, pa.ArrowException, OSError) as error:
             where = f"tensor {place.tensor_index}"
             raise refuse(ProblemCode.ARROW_INVALID, where, str(error), url=self.source.url) from error
@@ -258,9 +260,19 @@ class ShareIndexedRows(IndexedRows):
         return [problem for name, part in parts for problem in hash_problems(place, name, part)]
 
     def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
-        del place, stored
+        del stored
         if layout.compression is not None:
             raise IpcLayoutError(f"compressed with codec {layout.compression}; the share profile is not")
+        # Pages are in no row hash, and who reads single pages over a network has nothing in place of the others.
+        pages = (place.pages_offset or 0) - place.offset - place.metadata_bytes
+        pages_end = pages + (place.pages_bytes or 0)
+        within = sum(start < pages_end and start + size > pages for start, size in layout.buffers if size)
+        if within > 1:
+            where, message = (
+                f"tensor {place.tensor_index}.page_pool",
+                f"{within} buffers where the index says pages are",
+            )
+            raise refuse(ProblemCode.ROW_PLACE, where, message, url=self.source.url)
 
 
 def _around_pages(place: IndexRow) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -308,6 +308,17 @@ def _pack(  # noqa: PLR0917 - a table of patches reads best as rows
     return patch
 
 
+def _in_the_pages(path: str, buffer: int) -> Callable[[RowBytes, dict[str, tuple[int, int]]], None]:
+    """Let a small buffer lie in the pages, which no row hash covers and partial reads leave out."""
+
+    def patch(row: RowBytes, places: dict[str, tuple[int, int]]) -> None:
+        pages, _ = row.buffer(places["page_pool.item.item"][1] + 1)
+        number = places[path][1] + buffer
+        row.set_buffer(number, pages - row.body, row.buffer(number)[1])
+
+    return patch
+
+
 for _path in (
     "tensor_index",
     "layer_name",
@@ -337,6 +348,13 @@ for _path, _number in (("block_table.item", 1), ("page_pool.item.item", 1), ("de
         _patch(f"buffer {_path} at {_size}", _pack("<q", _size, "buffer", _path, _number, 0), "arrow_invalid")
     _patch(f"buffer {_path} of nothing", _pack("<q", 0, "buffer", _path, _number, 8), "arrow_invalid")
 _patch("pages elsewhere", _pack("<q", 0, "buffer", "page_pool.item.item", 1, 0), "row_place")
+for _path, _number in (
+    ("block_table.item.item", 1),
+    ("block_table.item", 1),
+    ("page_checksums.item", 1),
+    ("kv_role", 2),
+):
+    _patch(f"{_path} in the pages", _in_the_pages(_path, _number), "row_place")
 _patch("length", _pack("<q", 2, "length"), "arrow_invalid")
 _patch("length 0", _pack("<q", 0, "length"), "arrow_invalid")
 _patch("length of terabytes", _pack("<q", HUGE, "length"), "arrow_invalid")
