@@ -11,13 +11,15 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
+.PHONY: help demo environments test test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
 	@$(BIN)/hurray-arrow demo
+
+environments: $(VENV)/.test-installed $(ENGINES)/.test-installed $(VLLM)/.test-installed $(AZURITE)  ## all set-up; make -j4 does it at once
 
 # The engines come first, so that the closing lines are those of the larger suite.
 test: lint $(AZURITE) chromium test-engines  ## set-up and the whole test suite
