@@ -15,6 +15,7 @@ from tests.docs.pages import DOCS, ROOT, blocks_of, run_page
 ELSEWHERE = {
     "catalog.md": "tests/docs/test_catalog.py",
     "mistakes.md": "tests/docs/test_messages.py",
+    "howto/without.md": "tests/docs/test_without.py",
     "howto/archive.md": "tests/stores/test_howto.py",
     "howto/transformers.md": "tests/engines/test_transformers_page.py",
     "tools/datafusion.md": "tests/tools/test_views_questions.py",
