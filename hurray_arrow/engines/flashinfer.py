@@ -117,7 +117,7 @@ def page_table(tensor: BlockPagedTensor) -> PageTable:
         raise LayoutError(
             "sequences have pages behind their end", expected=(-(-lens // size)).tolist(), actual=counts.tolist()
         )
-    if tensor.sequences.page_positions is not None:
+    if any(positions is not None for positions in tensor.sequences.page_positions or ()):
         raise LayoutError(
             "pages are absent inside a sequence: FlashInfer has no place for that",
             expected=None,

@@ -20,6 +20,7 @@ Read from LMCache 0.5.6 (``memory_management``, ``gpu_connector/kv_format``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
@@ -107,7 +108,7 @@ def export_cache(
             pool = np.zeros((int(starts[-1]) * page_size, content), first.dtype)
             for row, start in zip(rows, starts[:-1].tolist(), strict=True):
                 pool[start * page_size : start * page_size + row.shape[2]] = row[role, layer]
-            shaped = pool.reshape(-1, page_size, num_heads, content // num_heads)
+            shaped = pool.reshape(int(starts[-1]), page_size, num_heads, content // num_heads)
             tensors.append(
                 BlockPagedTensor.from_arrays(
                     shaped.view(element.pool_dtype),
@@ -183,8 +184,7 @@ def import_cache(
             )
     if "L" not in axes and len(layers) != 1:
         raise LayoutError(f"layout {layout} is of one layer, stored are {len(layers)}", expected=1, actual=len(layers))
-    gathered = [[layer[role].gather(seq) for layer in layers] for role in roles]
-    whole = np.stack([np.stack([values.reshape(len(values), -1) for values in row]) for row in gathered])
+    whole = np.stack([np.stack([_rows(layer[role].gather(seq)) for layer in layers]) for role in roles])
     order = [_ORDER.index(axis.replace("1", "2")) for axis in axes]
     chunks = []
     for start in range(0, whole.shape[2], chunk_tokens):
@@ -193,6 +193,11 @@ def import_cache(
         kept = [place if "L" in axes else place - (place > 1) for place in order]
         chunks.append(np.ascontiguousarray(part.transpose(kept)))
     return chunks
+
+
+def _rows(values: Words) -> Words:
+    """See tokens ``[tokens, heads, head_dim]`` as ``[tokens, C]``; there may be none."""
+    return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
 def _axes(layout: str) -> str:

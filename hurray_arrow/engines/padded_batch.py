@@ -43,7 +43,7 @@ def token_columns(attention_mask: Any, seq_lens: Any, *, batch: int, columns: in
         raise TypeError("pass either attention_mask or seq_lens")
     if seq_lens is not None:
         lengths = as_integers(seq_lens, name="seq_lens")
-        if lengths.size != batch or lengths.min() < 0 or lengths.max() > columns:
+        if lengths.size != batch or ((lengths < 0) | (lengths > columns)).any():
             message = f"seq_lens {lengths.tolist()}, expected {batch} numbers of 0 … {columns}"
             raise LayoutError(message, expected=(batch, columns), actual=lengths.tolist())
         return [np.arange(length) for length in lengths.tolist()]

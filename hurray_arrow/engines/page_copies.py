@@ -135,11 +135,12 @@ def _in_order(into: Words, source: Words) -> tuple[Words, Words]:
 
 
 def _merged(one: Words, other: Words) -> tuple[Words, Words]:
-    """See the innermost axes that are dense in both arrays as one element."""
+    """See the innermost axes that are dense in both arrays, and as long, as one element."""
     dense, axis = one.itemsize, one.ndim
     while axis > 1:
         size, fits = one.shape[axis - 1], one.strides[axis - 1] == other.strides[axis - 1] == dense
-        if not (size == 1 or fits) or dense * size > _MAX_ELEMENT_BYTES:
+        # Stored pages may be longer or shorter than the engine's.
+        if size != other.shape[axis - 1] or not (size == 1 or fits) or dense * size > _MAX_ELEMENT_BYTES:
             break
         dense, axis = dense * size, axis - 1
     if dense in (0, one.itemsize) or not one.size or not other.size:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hurray_arrow.engines.page_copies import Copies, Int64Array, Words, writing_pages
+from hurray_arrow.engines.tables import pages_of_blocks
 from hurray_arrow.errors import LayoutError
 
 #: An entry of ``block_ids`` that names no page.
@@ -164,7 +165,7 @@ def plan_moves(
     Raises
     ------
     LayoutError
-        A wanted position that is not stored, or a block named twice.
+        A wanted position that is not stored, a block named twice, or one that is no page of any memory.
     """
     pages, begins = _engine_pages(blocks, page_size=page_size, ratio=ratio, block_stride=block_stride, first=first)
     wanted = (pages != NO_PAGE) & (begins < stop)
@@ -203,8 +204,8 @@ def _engine_pages(
     blocks: Int64Array, *, page_size: int, ratio: int, block_stride: int, first: int
 ) -> tuple[Int64Array, Int64Array]:
     """Give the pages of the blocks, and the position at which each begins."""
-    steps = np.arange(ratio, dtype=np.int64)
-    pages = np.where(blocks[:, np.newaxis] == NO_PAGE, NO_PAGE, blocks[:, np.newaxis] * block_stride + steps)
+    pages = pages_of_blocks(blocks, ratio=ratio, block_stride=block_stride)
+    pages[blocks == NO_PAGE] = NO_PAGE
     begins = first + np.arange(blocks.size * ratio, dtype=np.int64) * page_size
     return pages.reshape(-1), begins
 

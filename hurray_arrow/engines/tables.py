@@ -79,16 +79,52 @@ class PageTables:
         Returns
         -------
         PageTables
+
+        Raises
+        ------
+        LayoutError
+            Blocks that overlap, or an id that is no page of any memory.
         """
         size, stride = self.page_size // ratio, ratio if block_stride is None else block_stride
+        if stride < ratio:
+            message = f"block_stride {stride}, expected {ratio} pages of a block or more"
+            raise LayoutError(message, expected=ratio, actual=stride)
         pages, positions = [], []
         for ids, starts, tokens in zip(self.pages, self.positions, self.seq_lens.tolist(), strict=True):
             used = -(-tokens // size)
             steps = np.arange(ratio, dtype=np.int64)
-            pages.append((ids[:, np.newaxis] * stride + steps).reshape(-1)[:used])
+            pages.append(pages_of_blocks(ids, ratio=ratio, block_stride=stride).reshape(-1)[:used])
             # Only the last stored page may be partial, so what is cut off here holds no token.
             positions.append(None if starts is None else (starts[:, np.newaxis] + steps * size).reshape(-1)[:used])
         return PageTables(tuple(pages), self.seq_lens, size, tuple(positions))
+
+
+def pages_of_blocks(block_ids: Int64Array, *, ratio: int, block_stride: int) -> Int64Array:
+    """Give the pages that blocks are made of.
+
+    Parameters
+    ----------
+    block_ids
+        int64 ``[blocks]``.
+    ratio, block_stride
+        Pages in a block; pages from a block to the next.
+
+    Returns
+    -------
+    numpy.ndarray
+        New int64 ``[blocks, ratio]``.
+
+    Raises
+    ------
+    LayoutError
+        An id so large that its pages would come round to others.
+    """
+    largest = (np.iinfo(np.int64).max - ratio) // block_stride
+    wrong = np.flatnonzero((block_ids > largest) | (block_ids < -largest))
+    if wrong.size:
+        value = int(block_ids[wrong[0]])
+        raise LayoutError(f"block id {value}, expected at most {largest}", expected=largest, actual=value)
+    return block_ids[:, np.newaxis] * block_stride + np.arange(ratio, dtype=np.int64)
 
 
 def of_block_tables(block_tables: Any, seq_lens: Any, *, page_size: int, absent: int | None = None) -> PageTables:
@@ -115,11 +151,10 @@ def of_block_tables(block_tables: Any, seq_lens: Any, *, page_size: int, absent:
     Raises
     ------
     LayoutError
-        Lengths or ids that are no integers, negative lengths, fewer rows than sequences, fewer entries than a
-        sequence needs.
+        A page_size below 1, lengths or ids that are no integers, negative lengths, fewer rows than sequences, fewer
+        entries than a sequence needs.
     """
-    lens = as_integers(seq_lens, name="seq_lens")
-    _check_lengths(lens)
+    lens = _lengths(seq_lens, page_size)
     rows = list(as_array(block_tables, name="block_tables") if _is_array(block_tables) else block_tables)
     if len(rows) < lens.size:
         message = f"block_tables: {len(rows)} rows, expected one per sequence ({lens.size})"
@@ -172,8 +207,7 @@ def of_slot_mapping(slot_mapping: Any, seq_lens: Any, *, page_size: int) -> Page
         Fewer slots than tokens (a chunk of the prompt is not the prompt); slots of a page that do not follow each
         other; what :func:`of_block_tables` raises.
     """
-    slots, lens = as_integers(slot_mapping, name="slot_mapping"), as_integers(seq_lens, name="seq_lens")
-    _check_lengths(lens)
+    slots, lens = as_integers(slot_mapping, name="slot_mapping"), _lengths(seq_lens, page_size)
     total = sum(lens.tolist())
     if slots.size < total:
         message = f"slot_mapping: {slots.size} slots, expected one per token ({total}): of all tokens, not of one chunk"
@@ -207,8 +241,7 @@ def of_req_to_token(req_to_token: Any, seq_lens: Any, *, page_size: int, rows: A
     LayoutError
         A row outside the table; slots of a page that do not follow each other; what :func:`of_block_tables` raises.
     """
-    table, lens = as_array(req_to_token, name="req_to_token"), as_integers(seq_lens, name="seq_lens")
-    _check_lengths(lens)
+    table, lens = as_array(req_to_token, name="req_to_token"), _lengths(seq_lens, page_size)
     if table.ndim != 2 or table.dtype.kind not in "iu":
         message = f"req_to_token: {table.dtype} of {table.ndim} axes, expected integers [requests, max_context]"
         raise LayoutError(message, expected=2, actual=table.ndim)
@@ -269,8 +302,9 @@ def of_indptr(kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, *, page_si
     ------
     LayoutError
         Another dtype than int32 (an int64 array of lengths gives FlashInfer's kernels zeros); offsets that do not
-        begin at 0, fall, or pass the ids; a last page that is too short or too long.
+        begin at 0, fall, or pass the ids; a last page that is too short or too long; a page_size below 1.
     """
+    _check_page_size(page_size)
     parts = {"kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_last_page_len": kv_last_page_len}
     arrays = {}
     for name, part in parts.items():
@@ -347,8 +381,16 @@ def _listed(values: Iterable[Any], name: str) -> npt.NDArray[Any]:
         raise LayoutError(f"{name}: a number beyond int64", expected="int64", actual="larger") from exc
 
 
-def _check_lengths(lens: Int64Array) -> None:
+def _lengths(seq_lens: Any, page_size: int) -> Int64Array:
+    _check_page_size(page_size)
+    lens = as_integers(seq_lens, name="seq_lens")
     wrong = np.flatnonzero(lens < 0)
     if wrong.size:
         s = int(wrong[0])
         raise LayoutError(f"seq_lens[{s}]: {int(lens[s])}, expected 0 or more", expected=0, actual=int(lens[s]))
+    return lens
+
+
+def _check_page_size(page_size: int) -> None:
+    if not 1 <= page_size <= _UINT32_MAX:
+        raise LayoutError(f"page_size {page_size}, expected 1 to {_UINT32_MAX}", expected=1, actual=page_size)

@@ -253,6 +253,14 @@ def test_flashinfers_page_table_is_what_it_was():
         assert getattr(found, name).tolist() == expected.tolist()
 
 
+def test_flashinfers_page_table_of_no_sequences():
+    none = np.zeros(0, np.int32)
+    tables = {"kv_indptr": np.zeros(1, np.int32), "kv_indices": none, "kv_last_page_len": none}
+    array = memory.flashinfer("B2HND", *dense())
+    key, _ = flashinfer.export_cache({"l": array}, layout="B2HND", page_size=5, element_type="bfloat16", **tables)
+    assert [part.tolist() for part in flashinfer.page_table(key)] == [[0], [], []]
+
+
 def test_flashinfers_page_table_has_no_absent_pages():
     key, _ = export({"l": memory.vllm("BHNC", *dense())}, "BHNC")
     longer = dataclasses.replace(key, sequences=key.sequences.__class__(seq_lens=[8, 0, 11 - 1]), permissive=True)
@@ -372,6 +380,15 @@ def test_lmcaches_chunks_become_pages_and_chunks_again(layout):
         assert np.array_equal(one.view(np.uint16), other)
     with pytest.raises(SnapshotMismatchError):
         lmcache.import_cache(tensors, layout=layout, sequence=0, chunk_tokens=8, expect={"model.name": "m"})
+
+
+def test_lmcaches_sequences_without_tokens_and_chunks_without_content():
+    options = {"layer_names": ["a"], "layout": "2TC", "page_size": 5, "element_type": "uint16"}
+    _, chunks = chunks_of("2TC", 8, layers=1)
+    tensors = lmcache.export_cache([[], [each.view(np.uint16) for each in chunks]], num_heads=HEADS, **options)
+    assert lmcache.import_cache(tensors, layout="2TC", sequence=0, chunk_tokens=3, expect=None) == []
+    key, _ = lmcache.export_cache([[np.zeros((2, 7, 0), np.uint16)]], num_heads=4, **options)
+    assert (key.descriptor.shape, key.num_pages) == ((7, 4, 0), 2)
 
 
 def test_wrong_chunks_are_refused():

@@ -94,6 +94,24 @@ def test_page_sizes_may_differ(stored_size, engine_size):
     check(pool, engine_size, blocks, values_of())
 
 
+@pytest.mark.parametrize(("stored_size", "engine_size"), [(2, 3), (3, 2), (16, 40), (5, 5)])
+def test_page_sizes_may_differ_where_slots_of_a_page_follow_each_other(stored_size, engine_size):
+    foreign = np.full((50, engine_size, HEADS, DIM), FOREIGN, np.uint16)
+    pool, blocks = {"l": memory.vllm("2BNHD", foreign, foreign)}, blocks_for(TOKENS, engine_size)
+    tensors = stored(stored_size, layout="2BNHD")
+    restore(pool, tensors, layout="2BNHD", block_ids=blocks, page_size=engine_size)
+    used = [blocks[p // engine_size] * engine_size + p % engine_size for p in range(TOKENS)]
+    slots = pool["l"].reshape(2, -1, HEADS, DIM)
+    assert np.array_equal(slots[:, used], values_of())
+    assert (np.delete(slots, used, axis=1) == FOREIGN).all()
+
+
+def test_a_block_beyond_all_memory_does_not_come_round_to_another():
+    options = {"page_size": 20, "block_size": 40, "block_ids": [2**63 - 1]}
+    largest = (2**63 - 1 - 2) // 2
+    assert refused(pool_of(20), stored(5), **options) == (largest, 2**63 - 1)
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 4, 5, 6, 36, 37])
 @pytest.mark.parametrize("engine_size", [5, 4])
 def test_the_first_tokens_only(tokens, engine_size):

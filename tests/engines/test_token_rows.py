@@ -46,6 +46,7 @@ def test_a_mask_says_which_columns_are_tokens():
     columns = token_columns(mask, None, batch=3, columns=11)
     assert [cols.tolist() for cols in columns] == [[*range(4, 11)], [0, 2, 9], []]
     assert [c.size for c in token_columns(None, [11, 0, 5], batch=3, columns=11)] == [11, 0, 5]
+    assert token_columns(None, [], batch=0, columns=11) == []
     assert [c.size for c in token_columns(None, None, batch=2, columns=4)] == [4, 4]
     array = rectangle()
     result, lengths = paged(array, columns)

@@ -87,6 +87,28 @@ def test_blocks_split_into_pages():
     assert pages(spanning) == [[14, 15, 16, 0]]
 
 
+@pytest.mark.parametrize("block", [-(2**63), 2**62, 2**63 - 1])
+def test_a_block_beyond_all_memory_does_not_come_round_to_another(block):
+    found = tables.of_block_tables([[block]], [1], page_size=10)
+    assert refused(found.split, 2, block_stride=4) == ((2**63 - 3) // 4, block)
+
+
+def test_blocks_that_overlap_are_refused():
+    assert refused(tables.of_block_tables([], [], page_size=10).split, 5, block_stride=4) == (5, 4)
+
+
+@pytest.mark.parametrize("page_size", [0, -1, 2**32])
+def test_every_table_is_of_pages_of_some_size(page_size):
+    no_ints = np.zeros(0, np.int32)
+    for call, arguments in (
+        (tables.of_block_tables, ([], [])),
+        (tables.of_slot_mapping, ([], [])),
+        (tables.of_req_to_token, (np.zeros((1, 1), np.int32), [])),
+        (tables.of_indptr, (np.zeros(1, np.int32), no_ints, no_ints)),
+    ):
+        assert refused(call, *arguments, page_size=page_size) == (1, page_size)
+
+
 def test_blocks_with_absent_ones_split_too():
     found = tables.of_block_tables([[0, 2, 4]], [39], page_size=15, absent=0).split(3)
     assert pages(found) == [[6, 7, 8, 12, 13]]
