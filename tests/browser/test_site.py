@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
+from sphinx.util.inventory import InventoryFile
+
+import hurray_arrow
+from hurray_arrow import arrow, catalog, identity, ops, report, share, views
 from tests.browser.chromium import visit
 
 ROOT = Path(__file__).parents[2]
@@ -78,8 +82,18 @@ def build(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def undescribed(folder: Path) -> set[str]:
+    """Return the public names that the reference does not have."""
+    with (folder / "objects.inv").open("rb") as file:
+        inventory = InventoryFile.load(file, "", "{}{}".format)
+    names = {name.rpartition(".")[2] for kind in inventory.data.values() for name in kind}
+    public = (hurray_arrow, ops, share, identity, views, catalog, report, arrow)
+    return {name for module in public for name in module.__all__} - names
+
+
 def test_the_site_is_whole_quiet_and_asks_nobody(browser, tmp_path):
     build(tmp_path)
+    assert undescribed(tmp_path / "site") == set()
     site = crawl(browser, tmp_path / "site", "docs/index.html")
     assert site.problems == []
     assert site.broken() == []
