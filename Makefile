@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
+.PHONY: help demo environments test test-big test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -47,6 +47,9 @@ docs: $(VENV)/.docs-installed  ## the documentation as a site that needs no netw
 
 coverage: $(VENV)/.test-installed $(AZURITE) chromium  ## the whole suite with branch coverage
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive" --cov --cov-report=term-missing
+
+test-big: $(VENV)/.test-installed  ## a hundred gigabytes in less than one of memory; `make test` does four
+	$(BIN)/python -m benchmarks large
 
 bench: $(VENV)/.test-installed  ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks

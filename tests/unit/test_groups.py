@@ -9,6 +9,7 @@ import pytest
 from hurray_arrow.arrow.schema import SchemaPlan
 from hurray_arrow.errors import InvariantError, SnapshotCorruptError, SnapshotError
 from hurray_arrow.snapshot import SnapshotWriter, open_snapshot, write_snapshot
+from hurray_arrow.snapshot import groups as groups_module
 from hurray_arrow.snapshot.groups import Groups, missing_components, missing_members, same_tables
 from hurray_arrow.snapshot.index import IndexRow
 from tests.sample import make_tensor, sample_facts
@@ -24,6 +25,14 @@ def placed(*tensors):
         groups.keep(place[0], tensor)
         places.append(place)
     return places
+
+
+def test_a_tensor_is_compared_with_groups_of_its_tables_only(monkeypatch):
+    compared = []
+    monkeypatch.setattr(groups_module, "same_tables", lambda one, other: compared.append(1) or same_tables(one, other))
+    tensors = [make_tensor(seed=5, block_tables=[[page], [], [0], [2]], seq_lens=[1, 0, 1, 1]) for page in range(7)]
+    assert placed(*tensors, *tensors) == [(n, True) for n in range(7)] + [(n, False) for n in range(7)]
+    assert len(compared) == 7
 
 
 # -- which group a tensor belongs to ----------------------------------------------------------------------------------
