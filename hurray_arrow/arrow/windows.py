@@ -40,14 +40,19 @@ def primitive_values(array: pa.Array) -> npt.NDArray[Any]:
     return values
 
 
+#: Arrow's names of the types that numpy calls otherwise.
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
 @cache
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the numpy dtype of a primitive type's values.
+    """Return the numpy dtype of a number's or a boolean's values.
 
-    ``to_pandas_dtype`` says the same, but asks pandas for its version in pyarrow before 20, and so needs it.
+    ``to_pandas_dtype`` says the same, but asks pandas for its version in pyarrow before 20; ``to_numpy`` imports pandas,
+    which takes more time and memory than reading a snapshot.
     """
-    dtype: np.dtype[Any] = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
-    return dtype
+    name = str(kind)
+    return np.dtype(_NUMPY_NAMES.get(name, name))
 
 
 def list_window(array: pa.ListArray | pa.LargeListArray) -> tuple[npt.NDArray[Any], pa.Array]:

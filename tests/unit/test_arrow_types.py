@@ -24,7 +24,7 @@ from hurray_arrow.arrow.types import (
     PagePoolType,
     register,
 )
-from hurray_arrow.arrow.windows import list_window, validity
+from hurray_arrow.arrow.windows import list_window, numpy_dtype, validity
 from hurray_arrow.errors import ExtensionMetadataError, InvariantError, ProblemCode, UnsupportedError
 from tests.sample import ALL_ELEMENT_TYPES, HEAD_DIM, NUM_HEADS, NUM_PAGES, PAGE_SIZE, codes_of, make_tensor
 
@@ -597,3 +597,12 @@ def test_validity_without_nulls_is_none():
 
 def test_types_are_named_in_the_front_door():
     assert {"PagePoolType", "PagePoolArray", "PagePoolScalar", "BlockTableType", "BlockTableArray"} <= set(ha.__all__)
+
+
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("name", [*INTEGERS, "float16", "float32", "float64", "bool_"])
+def test_dtypes_are_numpys(name):
+    kind = getattr(pa, name)()
+    assert numpy_dtype(kind) == pa.array([], kind).to_numpy(zero_copy_only=False).dtype

@@ -11,6 +11,7 @@ import pytest
 
 import hurray_arrow as ha
 from hurray_arrow.snapshot.entries import Selectors
+from tests.sample import make_tensor, sample_facts
 
 
 def test_every_public_name_is_exported_once():
@@ -84,6 +85,14 @@ def test_import_loads_nothing_that_only_some_need():
     assert len(own) > 60
     assert not {name.split(".")[1] for name in own if "." in name} & LATER
     assert not {name.split(".")[2] for name in own if name.startswith("hurray_arrow.snapshot.")} & LATER_IN_SNAPSHOT
+
+
+def test_reading_loads_no_library_that_only_others_need(tmp_path):
+    """pyarrow imports pandas for many a conversion, which takes longer than reading."""
+    path = tmp_path / "s.arrow"
+    ha.write_snapshot(path, [make_tensor(quantization="per_block", **sample_facts(4))])
+    loaded = loaded_by(f"import hurray_arrow; hurray_arrow.open_snapshot({str(path)!r}).read(verify=True).gather(0)")
+    assert not {name.partition(".")[0] for name in loaded} & {"pandas", "polars", "duckdb", "torch"}
 
 
 def test_share_is_loaded_when_it_is_asked_for():
