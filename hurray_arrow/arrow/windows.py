@@ -48,8 +48,8 @@ _NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     """Return the numpy dtype of a number's or a boolean's values.
 
-    ``to_pandas_dtype`` says the same, but asks pandas for its version in pyarrow before 20; ``to_numpy`` imports pandas,
-    which takes more time and memory than reading a snapshot.
+    ``to_pandas_dtype`` says the same, but asks pandas for its version in pyarrow before 20; ``to_numpy`` imports
+    pandas, which takes more time and memory than reading a snapshot.
     """
     name = str(kind)
     return np.dtype(_NUMPY_NAMES.get(name, name))
