@@ -9,27 +9,37 @@ Spec: snapshot format, section 3 (``expect``) and section 2 (``sequences``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from hurray_arrow import _json
 from hurray_arrow.errors import SnapshotMismatchError
 from hurray_arrow.prefixes import PrefixMatch, match_prefix
+from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
 
 __all__ = [
     "KV_PROPERTIES",
+    "SEQUENCE_FACTS",
+    "TENSOR_FACTS",
     "PrefixMatch",
+    "agreed_facts",
     "check_expected",
     "config_digest",
     "match_prefix",
     "model_metadata",
     "rope_of",
+    "stated_by_sequences",
     "tensor_facts",
 ]
 
+#: What tensors say of themselves.
+TENSOR_FACTS = ("element_type", "page_shape", "page_size", "num_heads", "head_dim")
+#: What sequences say of themselves, and the metadata of those that say nothing.
+SEQUENCE_FACTS = ("adapter", "tenant")
+
 #: Fields of which None says something: the base model, nobody's cache. Expecting it refuses a cache that names one.
-_NONE_IS_A_VALUE = frozenset({"adapter", "tenant"})
+_NONE_IS_A_VALUE = frozenset(SEQUENCE_FACTS)
 
 # -- expectations ------------------------------------------------------------------------------------------------------
 
@@ -108,7 +118,7 @@ def tensor_facts(
     dict
         ``element_type`` str, ``page_shape`` ``[page_size, num_heads, head_dim]``, ``page_size``, ``num_heads``,
         ``head_dim``, ``adapter`` and ``tenant``: the value where all agree, else the list of all, which equals no
-        expectation. A fact that nobody states is left out.
+        single value. A fact that nobody states is left out.
 
     Spec: snapshot format, section 2.
     """
@@ -124,14 +134,45 @@ def tensor_facts(
     # Tensors of a group mostly share one object.
     known = {id(tensor.sequences): (tensor.sequences, tensor.num_seqs) for tensor in tensors}
     which = None if sequences is None else list(sequences)
-    for name in ("adapter", "tenant"):
-        general = (metadata or {}).get(name)
-        found[name] = [
-            general if entries is None or entries[s] is None else entries[s]
-            for facts, num_seqs in known.values()
-            for entries in [getattr(facts, name)]
-            for s in (range(num_seqs) if which is None else which)
-        ]
+    for name in SEQUENCE_FACTS:
+        found[name] = stated_by_sequences(name, known.values(), metadata=metadata or {}, which=which)
+    return agreed_facts(found)
+
+
+def stated_by_sequences(
+    name: str,
+    sequences: Iterable[tuple[Sequences, int]],
+    *,
+    metadata: Mapping[str, Any],
+    which: Collection[int] | None = None,
+) -> list[str | None]:
+    """Give the adapter or tenant of every sequence.
+
+    Parameters
+    ----------
+    name
+        One of :data:`SEQUENCE_FACTS`.
+    sequences
+        Facts and number of the sequences of each group.
+    metadata
+        Its value stands for sequences that name none.
+    which
+        The sequences that count; ``None`` for all.
+    """
+    general = metadata.get(name)
+    return [
+        general if entries is None or entries[s] is None else entries[s]
+        for facts, num_seqs in sequences
+        for entries in [getattr(facts, name)]
+        for s in (range(num_seqs) if which is None else which)
+    ]
+
+
+def agreed_facts(found: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
+    """Give of each fact the value where all agree, else the list of all, which equals no single value.
+
+    A fact that nobody states is left out.
+    """
     stated: dict[str, Any] = {}
     for name, entries in found.items():
         distinct = [list(entry) if isinstance(entry, tuple) else entry for entry in dict.fromkeys(entries)]

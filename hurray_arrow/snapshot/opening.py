@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 
 from hurray_arrow.errors import HurrayArrowError, SnapshotCorruptError, SnapshotIncompleteError
-from hurray_arrow.identity import check_expected
 from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
 from hurray_arrow.snapshot.checksums import page_problems
+from hurray_arrow.snapshot.expectations import check_snapshot
 from hurray_arrow.snapshot.files import PathLike, Source
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.recovery import RecoveredRows
@@ -33,7 +33,7 @@ def open_snapshot(
     trusted: bool = False,
     mapped: bool = True,
 ) -> Snapshot:
-    """Open a snapshot; nothing but its end is read.
+    """Open a snapshot; nothing but its end is read, except for what ``expect`` asks of the sequences.
 
     Parameters
     ----------
@@ -46,7 +46,9 @@ def open_snapshot(
         A filesystem of fsspec's that is open already; ``path`` is one in it then.
     expect
         What the snapshot has to be, by dotted name: ``{"model.revision": "9f2c", "tenant": None}`` compares each value
-        with the metadata's.
+        with the metadata's. ``adapter`` and ``tenant`` are those of every sequence, and the tables of each kv_group are
+        read for them; ``element_type``, ``page_shape``, ``page_size``, ``num_heads`` and ``head_dim`` are those of each
+        tensor of values.
     recover
         Read whole rows of a file that has no end batch: one whose writer died, or that another tool rewrote. What could
         not be verified is listed in :attr:`Snapshot.unverified`. A complete snapshot opens as always.
@@ -77,7 +79,7 @@ def open_snapshot(
     UnsupportedError
         Another version of the format, or a required feature that this version does not know.
     SnapshotMismatchError
-        The snapshot is not what ``expect`` says.
+        The snapshot is not what ``expect`` says: a value differs, or nothing in it says.
 
     Notes
     -----
@@ -103,7 +105,7 @@ def open_source(
             snapshot = _recovered(source)
         else:
             snapshot = snapshot_of(source, tail, trusted=trusted)
-        check_expected(snapshot.metadata, expect)
+        check_snapshot(snapshot, expect)
     except BaseException:
         source.close()
         raise

@@ -42,8 +42,8 @@ from hurray_arrow.errors import (
     SnapshotError,
     SnapshotIncompleteError,
 )
-from hurray_arrow.identity import check_expected
 from hurray_arrow.snapshot.checksums import page_problems
+from hurray_arrow.snapshot.expectations import check_metadata, check_tensor
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import STREAM, Index, IndexRow
 from hurray_arrow.snapshot.pipes import PipeSource
@@ -70,7 +70,8 @@ def read_stream(
         Where the bytes come from: an object with ``readinto`` or ``read``, or a socket. It stays open, need not seek,
         and nothing is read of it behind the stream's end marker.
     expect
-        What the snapshot has to be, by dotted name; see :func:`~hurray_arrow.open_snapshot`.
+        What the snapshot has to be, by dotted name; see :func:`~hurray_arrow.open_snapshot`. What tensors and sequences
+        tell is compared as they come.
     progress
         Told of the bytes of pages read.
 
@@ -95,8 +96,8 @@ def read_stream(
     -----
     Spec: snapshot format, section 5, "streams".
     """
-    reader = StreamReader(source, progress=progress)
-    check_expected(reader.metadata, expect)
+    reader = StreamReader(source, expect=expect, progress=progress)
+    check_metadata(reader.metadata, expect)
     return reader
 
 
@@ -122,12 +123,15 @@ class StreamReader:
         Tensors whose pages have no checksums.
     """
 
-    def __init__(self, source: Any, *, progress: Callback | None = None) -> None:
+    def __init__(
+        self, source: Any, *, expect: Mapping[str, Any] | None = None, progress: Callback | None = None
+    ) -> None:
         self.num_tensors = 0
         self.complete = False
         self.unverified: list[Problem] = []
         self._source = PipeSource(source)
         self._progress = progress or NoOpCallback()
+        self._expect = expect
         self._broken = False
         self._tables: dict[int, Tables] = {}
         self._rows: list[IndexRow] = []
@@ -164,6 +168,8 @@ class StreamReader:
             layer or companion that its metadata lists did not come.
         UnsupportedError
             Pages of an encoding, element type or extension version that this version does not know.
+        SnapshotMismatchError
+            The tensor or its sequences are not what was expected.
         """
         if self._broken:
             raise SnapshotError("an earlier read failed, the stream cannot be read on", url=URL)
@@ -227,6 +233,7 @@ class StreamReader:
         problems = page_problems(tensor, row.page_checksums, tensor_index=row.tensor_index, unverified=self.unverified)
         if problems:
             raise SnapshotCorruptError(problems, url=URL)
+        check_tensor(tensor, self.metadata, self._expect)
         encoding = PLAIN if page_class is None else page_class.encoding
         placed = PlacedTensor(tensor, row.tensor_index, row.kv_group, row.tables is not None)
         self._rows.append(placed.index_row(encoding, small_xxh3=hashed))

@@ -17,10 +17,10 @@ from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
 from hurray_arrow.errors import Problem, SnapshotCorruptError
-from hurray_arrow.identity import check_expected
 from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, IntSelector, exact_selectors
+from hurray_arrow.snapshot.expectations import check_facts, check_metadata
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.opening import open_snapshot
 from hurray_arrow.snapshot.reader import Snapshot
@@ -172,7 +172,9 @@ def _opened(
     source: PathLike | Snapshot | SnapshotSet | Iterable[PathLike], *, merge_heads: bool, options: dict[str, Any]
 ) -> AbstractContextManager[Source]:
     if isinstance(source, Snapshot | SnapshotSet):
-        check_expected(source.metadata, options["expect"])
+        check_metadata(source.metadata, options["expect"])
+        for snapshot in source.members if isinstance(source, SnapshotSet) else (source,):
+            check_facts(snapshot, options["expect"])
         return nullcontext(source)
     if merge_heads:
         return open_snapshot_set(source, **options)

@@ -36,13 +36,13 @@ def stored(sealed):
 @pytest.mark.parametrize("page_align_bytes", [64, 4096, 2 * MIB])
 def test_a_filled_snapshot_is_a_published_one(checksums, page_align_bytes):
     given = tensors()
-    options = {"checksums": checksums, "page_align_bytes": page_align_bytes, "metadata": {"tenant": "t"}}
+    options = {"checksums": checksums, "page_align_bytes": page_align_bytes, "metadata": {"user": {"from": "t"}}}
     with share.allocate(given, **options) as allocation:
         fill(allocation, given)
         sealed = allocation.seal()
     with sealed, share.publish(given, **options) as published:
         ours, theirs = stored(sealed), stored(published)
-        snapshot = sealed.open(expect={"tenant": "t"})
+        snapshot = sealed.open(expect={"user.from": "t"})
         report = snapshot.verify()
     assert bool(report.unverified) is not checksums
     assert all(a.equals(b) for a, b in zip(given, snapshot.iter_tensors(), strict=True))

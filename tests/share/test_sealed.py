@@ -60,13 +60,13 @@ def message(size):
 
 def test_published_tensors_come_back(pair):
     given = tensors()
-    with share.publish(given, metadata={"tenant": "t-7"}) as sealed:
+    with share.publish(given, metadata={"user": {"from": "t-7"}}) as sealed:
         sealed.send(pair[0])
         assert sealed.size_bytes == os.fstat(sealed.fileno()).st_size > 16 * MIB
-    snapshot = share.receive(pair[1], expect={"tenant": "t-7"})
+    snapshot = share.receive(pair[1], expect={"user.from": "t-7"})
     assert [a.equals(b) for a, b in zip(given, snapshot.iter_tensors(verify=True), strict=True)] == [True] * 4
     assert snapshot.verify().unverified == ()
-    assert snapshot.metadata["tenant"] == "t-7"
+    assert snapshot.metadata["user"] == {"from": "t-7"}
 
 
 def test_all_four_seals_are_set():
