@@ -86,7 +86,9 @@ def undescribed(folder: Path) -> set[str]:
     """Return the public names that the reference does not have."""
     with (folder / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", "{}{}".format)
-    names = {name.rpartition(".")[2] for kind in inventory.values() for name in kind}
+    # A dict until Sphinx 9.0, an object that has one from 9.1 on.
+    kinds = getattr(inventory, "data", inventory).values()
+    names = {name.rpartition(".")[2] for kind in kinds for name in kind}
     public = (hurray_arrow, ops, share, identity, views, catalog, report, arrow)
     return {name for module in public for name in module.__all__} - names
 
