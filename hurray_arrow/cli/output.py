@@ -87,8 +87,12 @@ class BarCallback(Callback):  # type: ignore[misc]  # fsspec has no types
 def progress(description: str, *, in_bytes: bool = True) -> Iterator[Callback]:
     """Give a callback whose bar is drawn on stderr while the block runs, and only where that is a terminal."""
     screen = Console(stderr=True)
+    if not screen.is_terminal:
+        # A display that is not shown ends with a line of its own in rich before 14.3.
+        yield Callback()
+        return
     counted: list[ProgressColumn] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
     columns = (TextColumn("{task.description}"), BarColumn(), *counted)
-    bar = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True, disable=not screen.is_terminal)
+    bar = Progress(*columns, TimeRemainingColumn(), console=screen, transient=True)
     with bar:
         yield BarCallback(bar, description)
