@@ -22,6 +22,7 @@ tensors = [
         element_type="bfloat16",
         kv_role=kv_role,
         layer_index=int(layer_index),
+        layer_name=f"model.layers.{layer_index}",  # what an engine calls it; adapters find its array by this name
     )
     for layer, layer_index in enumerate(cache["layer_index"])
     for kv_role in ("key", "value")
