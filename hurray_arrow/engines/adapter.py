@@ -19,6 +19,7 @@ from hurray_arrow.engines.restore_plan import (
     PerGroup,
     blocks_by_group,
     check_belongs,
+    group_kind,
     group_moves,
     sequence_numbers,
     wanted_positions,
@@ -240,7 +241,8 @@ class Adapter:
             Number or id of the sequence.
         block_ids
             The engine's block for each ``block_size`` positions that are wanted, in order; ``None`` (or
-            ``null_block``) where it has none, as behind a window. A mapping by kv_group where there are several.
+            ``null_block``) where it has none: of positions that are not stored, and of those that a window has passed,
+            which are the first ones. A mapping by kv_group where there are several.
         page_size
             Slots of a page of the arrays, whatever the stored page size is; may be a mapping by kv_group.
         expect
@@ -255,7 +257,7 @@ class Adapter:
         null_block
             The block id that means none, such as vLLM's 0.
         metadata
-            The snapshot's metadata.
+            The snapshot's metadata. Without it a group is taken for one of full attention where no page is absent.
         **types
             ``element_type`` of the pool's values: needed where the arrays hold integers, and compared with the stored
             one. ``num_heads``, ``head_dim``, ``head_dim_v``: what is given is compared with the stored sizes; the
@@ -305,6 +307,7 @@ class Adapter:
                 block_ids=blocks[group.kv_group],
                 wanted=wanted,
                 paging=paging[group.kv_group],
+                kind=group_kind(metadata, group.kv_group),
             )
             for group in groups
         }

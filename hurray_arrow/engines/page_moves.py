@@ -172,7 +172,7 @@ def plan_moves(
     pages, begins = pages[wanted], begins[wanted]
     _check_distinct(blocks[blocks != NO_PAGE], where)
     ends = np.minimum(begins + page_size, stop)
-    lengths = _lengths(starts, stored_tokens, stored_page_size)
+    lengths = filled_slots(starts, stored_tokens, stored_page_size)
     whole = np.zeros(pages.size, np.bool_)
     at = np.searchsorted(starts, begins, side="right") - 1
     if page_size == stored_page_size and starts.size:
@@ -214,8 +214,8 @@ def _blocks_used(pages: Int64Array, *, ratio: int, block_stride: int) -> Int64Ar
     return np.unique(pages // (ratio if block_stride == ratio else block_stride))
 
 
-def _lengths(starts: Int64Array, tokens: int, page_size: int) -> Int64Array:
-    """Give the tokens in each stored page; only the last may be partial."""
+def filled_slots(starts: Int64Array, tokens: int, page_size: int) -> Int64Array:
+    """Give the tokens in each stored page, int64 of the shape of ``starts``; only the last may be partial."""
     places = np.arange(starts.size, dtype=np.int64)
     return np.clip(tokens - places * page_size, 0, page_size)
 
@@ -259,7 +259,7 @@ def take_blocks(block_ids: Any, *, count: int, null_block: int | None, where: st
         if type(block) is int and 0 <= block < 2**63 and block != null_block:
             taken.append(block)
             continue
-        value = block.item() if hasattr(block, "item") else block
+        value = block.item() if hasattr(block, "item") and getattr(block, "ndim", 0) == 0 else block
         if value is None or (null_block is not None and value == null_block):
             taken.append(NO_PAGE)
         elif not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:

@@ -5,19 +5,22 @@ Spec: snapshot format sections 2 and 3.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from hurray_arrow.engines.page_moves import PageMoves, plan_moves, take_blocks
+from hurray_arrow.engines.page_moves import NO_PAGE, PageMoves, filled_slots, plan_moves, take_blocks
 from hurray_arrow.engines.stored_layers import StoredGroup
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.identity import check_expected, tensor_facts
 
 #: One value for all groups, or one per kv_group.
 PerGroup: TypeAlias = int | Mapping[int, int] | None
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +94,11 @@ def _sequence_number(group: StoredGroup, sequence: int | str) -> int:
             message = f"kv_group {group.kv_group}: {len(found)} sequences have this id, expected 1"
             raise LayoutError(message, expected=1, actual=len(found))
         return found[0]
+    sequence = operator.index(sequence)
     if not 0 <= sequence < tensor.num_seqs:
         message = f"kv_group {group.kv_group}: sequence {sequence}, expected 0 <= sequence < {tensor.num_seqs}"
         raise LayoutError(message, expected=tensor.num_seqs, actual=sequence)
-    return int(sequence)
+    return sequence
 
 
 def check_belongs(
@@ -140,10 +144,10 @@ def wanted_positions(groups: Sequence[StoredGroup], numbers: Mapping[int, int], 
         positions = group.any_tensor.positions(numbers[group.kv_group])
         ends.append(int(positions[-1]) + 1 if positions.size else 0)
     end = max(ends)
-    wanted = range(end) if tokens is None else tokens if isinstance(tokens, range) else range(tokens)
-    negative = isinstance(tokens, int) and tokens < 0
-    if negative or wanted.step != 1 or wanted.start < 0:
-        message = f"tokens {tokens}, expected a number of positions or a range in steps of 1"
+    number: object = end if tokens is None else tokens
+    wanted = number if isinstance(number, range) else range(number) if isinstance(number, SupportsIndex) else None
+    if wanted is None or wanted.step != 1 or wanted.start < 0 or wanted.stop < 0:
+        message = f"tokens {tokens}, expected a number of positions, or range(start, stop)"
         raise LayoutError(message, expected="range(start, stop)", actual=tokens)
     if len(wanted) and wanted.stop > end:
         message = f"tokens: positions up to {wanted.stop} are wanted, {end} are stored"
@@ -167,13 +171,25 @@ def blocks_by_group(groups: Sequence[StoredGroup], block_ids: Any) -> Mapping[in
     return blocks
 
 
-def group_moves(group: StoredGroup, seq: int, *, block_ids: Any, wanted: range, paging: EnginePaging) -> PageMoves:
-    """Work out what goes where in one group.
+def group_kind(metadata: Mapping[str, Any] | None, kv_group: int) -> str | None:
+    """Give the kind of a group that the snapshot's metadata states; ``None`` where it states none.
+
+    Spec: snapshot format section 3, ``groups``.
+    """
+    groups = (metadata or {}).get("groups") or []
+    return groups[kv_group].get("kind") if kv_group < len(groups) else None
+
+
+def group_moves(
+    group: StoredGroup, seq: int, *, block_ids: Any, wanted: range, paging: EnginePaging, kind: str | None
+) -> PageMoves:
+    """Work out what goes where in one group; ``kind`` is what :func:`group_kind` gives.
 
     Raises
     ------
     LayoutError
-        Blocks that do not fit the positions, or positions that are not stored.
+        Blocks that do not fit the positions, positions that are not stored, or stored ones without a block that the
+        layers look at.
     """
     tensor, where = group.any_tensor, f"kv_group {group.kv_group}"
     block_tokens = paging.page_size * paging.ratio
@@ -185,12 +201,17 @@ def group_moves(group: StoredGroup, seq: int, *, block_ids: Any, wanted: range, 
     if ids.size and int(ids.max()) >= tensor.num_pages:
         message = f"{where}: stored page id {int(ids.max())}, expected < {tensor.num_pages}"
         raise LayoutError(message, expected=tensor.num_pages, actual=int(ids.max()))
-    return plan_moves(
+    starts = tensor.positions(seq)[:: tensor.page_size].astype(np.int64)
+    blocks = take_blocks(block_ids, count=count, null_block=paging.null_block, where=where)
+    positions = tensor.sequences.page_positions
+    if kind is None and (positions is None or positions[seq] is None):
+        kind = "full"
+    moves = plan_moves(
         stored_ids=ids,
-        starts=tensor.positions(seq)[:: tensor.page_size].astype(np.int64),
+        starts=starts,
         stored_tokens=tokens,
         stored_page_size=tensor.page_size,
-        blocks=take_blocks(block_ids, count=count, null_block=paging.null_block, where=where),
+        blocks=blocks,
         page_size=paging.page_size,
         ratio=paging.ratio,
         block_stride=paging.block_stride,
@@ -198,3 +219,39 @@ def group_moves(group: StoredGroup, seq: int, *, block_ids: Any, wanted: range, 
         stop=wanted.stop,
         where=where,
     )
+    stored = _Stored(starts, filled_slots(starts, tokens, tensor.page_size))
+    _check_left_out(blocks, stored, wanted=wanted, block_tokens=block_tokens, kind=kind, where=where)
+    return moves
+
+
+class _Stored(NamedTuple):
+    """The positions that pages hold: where each page begins, and how many tokens it has."""
+
+    starts: Int64Array
+    lengths: Int64Array
+
+    def below(self, positions: Int64Array) -> Int64Array:
+        """Count the stored positions below each of these."""
+        place = np.searchsorted(self.starts, positions) - 1
+        before = np.concatenate([[0], np.cumsum(self.lengths)])
+        inside = np.minimum(positions - self.starts[place], self.lengths[place]) if self.starts.size else positions
+        return np.where(place < 0, 0, before[place] + inside)
+
+
+def _check_left_out(
+    blocks: Int64Array, stored: _Stored, *, wanted: range, block_tokens: int, kind: str | None, where: str
+) -> None:
+    """Refuse positions that could be restored and get no block, except those that a window has passed."""
+    begins = wanted.start + np.arange(blocks.size, dtype=np.int64) * block_tokens
+    stops = np.minimum(begins + block_tokens, wanted.stop)
+    whole = stored.below(stops) - stored.below(begins) == stops - begins
+    given = np.flatnonzero(blocks != NO_PAGE)
+    # A window moves on from the first position, so that all that it has passed lies before all that it has.
+    first = 0 if kind == "full" else int(given[0]) if given.size else blocks.size
+    left_out = np.flatnonzero((blocks == NO_PAGE) & whole & (np.arange(blocks.size) >= first))
+    if left_out.size:
+        place = int(left_out[0])
+        span = f"{int(begins[place])} … {int(stops[place]) - 1}"
+        message = f"{where}: block_ids[{place}] names no page, positions {span} are stored and wanted"
+        hint = "only what a window has passed may be left out, and metadata= says which groups have one"
+        raise LayoutError(f"{message}: {hint}", expected="a page id", actual=None)

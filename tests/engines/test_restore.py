@@ -146,12 +146,15 @@ def test_blocks_of_several_pages():
         ({"tokens": -1, "block_ids": []}, ("range(start, stop)", -1)),
         ({"tokens": range(10, 0, -1), "block_ids": []}, ("range(start, stop)", range(10, 0, -1))),
         ({"tokens": range(3, 9), "block_ids": [1, 2]}, (5, 3)),
+        ({"tokens": (5, 10), "block_ids": [1]}, ("range(start, stop)", (5, 10))),
+        ({"tokens": 5.0, "block_ids": [1]}, ("range(start, stop)", 5.0)),
         ({"block_ids": [0, 1, 2]}, (8, 3)),
         ({"block_ids": [0, 1, 2, 3, 4, 5, 6, 0]}, ("distinct", [0])),
         ({"block_ids": [0, 1, 2, 3, 4, 5, 6, 50]}, (50, 50)),
         ({"block_ids": [0, 1, 2, 3, 4, 5, 6, -1]}, (0, -1)),
         ({"block_ids": [0, 1, 2, 3, 4, 5, 6, 1.0]}, (0, 1.0)),
         ({"block_ids": 3}, ("a list", 3)),
+        ({"block_ids": [[0, 1], [2, 3]]}, (0, [0, 1])),
         ({"block_ids": {1: [0]}}, ([0], [1])),
         ({"block_size": 7, "block_ids": [0]}, (5, 7)),
         ({"page_size": 0, "block_ids": [0]}, (0, 0)),
@@ -266,6 +269,42 @@ def test_an_engine_with_a_shorter_window_takes_fewer_pages():
 )
 def test_a_page_that_is_absent_cannot_be_restored(blocks, position):
     assert refused(pool_of(5), window(), block_ids=blocks, page_size=5) == (position, None)
+
+
+LEFT_OUT = ("a page id", None)
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("kind", [None, "full"])
+def test_full_attention_gets_every_page(kind, place):
+    """llama.cpp 26676: a restore reported success and had left pages out."""
+    blocks = list(range(10, 18))
+    blocks[place] = 0
+    metadata = None if kind is None else {"groups": [{"kind": kind}]}
+    options = {"block_ids": blocks, "null_block": 0, "page_size": 5, "metadata": metadata}
+    assert refused(pool_of(5), stored(3), **options) == LEFT_OUT
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "chunked"])
+def test_what_a_window_has_passed_may_be_left_out(kind):
+    pool, metadata = pool_of(5), {"groups": [{"kind": kind}]}
+    restored = restore(pool, stored(3), block_ids=[None] * 6 + [4, 2], page_size=5, metadata=metadata)
+    assert restored.page_ids[0].tolist() == [4, 2]
+    slots, _ = keys_and_values(pool, 5)
+    assert np.array_equal(slots[:, 20:25], values_of()[:, 30:35])
+    assert np.array_equal(slots[:, 10:12], values_of()[:, 35:])
+    for blocks in ([None] * 5 + [4, None, 2], [None] * 6 + [4, None], [4] + [None] * 7):
+        assert refused(pool_of(5), stored(3), block_ids=blocks, page_size=5, metadata=metadata) == LEFT_OUT
+    # At the border of a chunk nothing before it is looked at.
+    assert restore(pool_of(5), stored(3), block_ids=[None] * 8, page_size=5, metadata=metadata).num_bytes == 0
+
+
+def test_pages_that_are_stored_before_a_hole_are_no_windows():
+    pool, full = pool_of(5), {"groups": [{"kind": "full"}]}
+    restore(pool, window(), block_ids=[None, None, None, 40, 2, None, 9, 11], page_size=5, metadata=full)
+    left_out = [None] * 6 + [9, 11]
+    assert refused(pool_of(5), window(), block_ids=left_out, page_size=5, metadata=full) == LEFT_OUT
+    restore(pool_of(5), window(), block_ids=left_out, page_size=5)
 
 
 def test_a_window_at_another_page_size():
