@@ -1,14 +1,13 @@
 """JSON as the snapshot format writes and reads it: strict, bounded, canonical.
 
 Spec: snapshot format, sections 3 and 6 (values from 2^53 are strings; duplicate keys, NaN and nesting beyond 16 are
-refused).
+refused, and text that has no UTF-8).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from typing import Any, NoReturn
 
 from hurray_arrow.spec import UINT64_MAX
@@ -18,6 +17,8 @@ MAX_DEPTH = 16
 FIRST_INEXACT_INTEGER = 2**53
 #: What characters beyond U+FFFF begin with, in UTF-8 and escaped.
 _OF_FOUR_BYTES = re.compile(rb"[\xf0-\xff]|\\u[dD][89abAB]")
+#: What may be half a character, escaped, and what is one.
+_SURROGATE, _HALF = re.compile(r"\\u[dD][89a-fA-F]"), re.compile("[\ud800-\udfff]")
 
 
 class JsonError(ValueError):
@@ -53,7 +54,8 @@ def loads(text: str | bytes, *, max_bytes: int, max_parsed_bytes: int | None = N
     Raises
     ------
     JsonError
-        Not UTF-8 or not JSON, larger than allowed, a key given twice, NaN or an infinity, or nested deeper than 16.
+        Not UTF-8 or not JSON, larger than allowed, a key given twice, NaN or an infinity, half a surrogate pair, or
+        nested deeper than 16.
     """
     if len(text) > max_bytes:
         raise JsonError(f"{len(text)} bytes of JSON, at most {max_bytes} are allowed")
@@ -70,6 +72,8 @@ def loads(text: str | bytes, *, max_bytes: int, max_parsed_bytes: int | None = N
     except ValueError as error:
         raise JsonError(str(error)) from error
     _check_depth(value)
+    if _SURROGATE.search(decoded):
+        _check_unicode(value)
     return value
 
 
@@ -119,13 +123,26 @@ def _exact(value: Any, depth: int) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
-        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        # A key that was there and is there no more was met before.
+        twice = next(key for key, _ in pairs if result.pop(key, pairs) is pairs)
         raise JsonError(f"key {twice!r:.40} is given twice")
     return result
 
 
 def _no_constant(name: str) -> NoReturn:
     raise JsonError(f"{name} is not allowed")
+
+
+def _check_unicode(value: Any) -> None:
+    todo = [value]
+    while todo:
+        item = todo.pop()
+        if type(item) is dict:
+            todo += [*item.keys(), *item.values()]
+        elif type(item) is list:
+            todo += item
+        elif isinstance(item, str) and _HALF.search(item):
+            raise JsonError(f"half a surrogate pair in {item!r:.40}")
 
 
 def _check_depth(value: Any) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from hurray_arrow import _json
 from hurray_arrow.engines.hurray import imported_hurray, tensor_of, to_hurray
+from hurray_arrow.engines.hurray_places import check_places
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.sequences import FACT_NAMES, MediaSpan, Sequences
 from hurray_arrow.tensor import BlockPagedTensor
@@ -70,6 +71,8 @@ def read_container(path: str | os.PathLike[str], *, skip_other_layouts: bool = F
 
     Raises
     ------
+    SnapshotCorruptError
+        ``footer_invalid``, ``index_invalid``: a part of the container passes its end, or a descriptor is none.
     OSError
         pyhurray cannot read the file (``hurray.FileError``).
     UnsupportedError
@@ -80,6 +83,7 @@ def read_container(path: str | os.PathLike[str], *, skip_other_layouts: bool = F
         pyhurray is not installed.
     """
     hurray = imported_hurray()
+    check_places(path, descriptor=hurray.Descriptor)
     loaded, kv = hurray.load(os.fspath(path)), hurray.load_kv(os.fspath(path))
     layouts = {name: type(getattr(tensor, "layout", tensor)).__name__ for name, tensor in loaded.items()}
     others = {name: layout for name, layout in layouts.items() if layout != "BlockPagedLayout"}
@@ -240,6 +244,12 @@ def _sequences(plain: dict[str, Any]) -> Sequences:
     return Sequences(**values)
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40}, expected a text")
+    return value
+
+
 def _integer(value: Any) -> int:
     return _json.as_integer(value, what=FACTS_KEY)
 
@@ -247,9 +257,9 @@ def _integer(value: Any) -> int:
 def _arguments(plain: dict[str, Any], groups: list[Sequences]) -> dict[str, Any]:
     original = plain["original_descriptor"]
     return {
-        "layer_name": plain["layer_name"],
-        "component": plain["component"],
-        "kv_group": plain["kv_group"],
+        "layer_name": None if plain["layer_name"] is None else _text(plain["layer_name"]),
+        "component": _text(plain["component"]),
+        "kv_group": None if plain["kv_group"] is None else _integer(plain["kv_group"]),
         "original_descriptor": None if original is None else bytes.fromhex(original),
         "sequences": groups[_integer(plain["sequences"])],
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import struct
 
 import hurray
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import hurray_arrow as ha
 from hurray_arrow.engines.hurray_files import FACTS_KEY, read_container, write_container
-from hurray_arrow.errors import InvariantError, UnsupportedError
+from hurray_arrow.errors import InvariantError, SnapshotCorruptError, UnsupportedError
 from tests.conformance import make_vectors
 from tests.sample import ALL_ELEMENT_TYPES, SCHEMES, make_tensor, sample_facts
 
@@ -134,6 +136,96 @@ def test_facts_that_cannot_be_read(path, text):
     with pytest.raises(InvariantError) as caught:
         read_container(path)
     assert caught.value.codes == ["metadata_invalid"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("layer_name", 3), ("component", None), ("component", ["x"]), ("kv_group", "a"), ("kv_group", -1)],
+)
+def test_facts_of_another_type(path, key, value):
+    write_container(path, {"k": make_tensor()})
+    facts = json.loads(hurray.load_kv(str(path))[FACTS_KEY])
+    facts["tensors"]["k"][key] = value
+    hurray.save(str(path), hurray.load(str(path)), kv={FACTS_KEY: json.dumps(facts)})
+    with pytest.raises(InvariantError) as caught:
+        read_container(path)
+    assert caught.value.codes == ["metadata_invalid"]
+
+
+#: Places in the trailer, and in an entry of the index behind its name.
+TRAILER = {"index_offset": -40, "index_bytes": -32, "kv_offset": -24, "kv_bytes": -16}
+ENTRY = {"descriptor_offset": 0, "descriptor_bytes": 8, "data_offset": 12}
+
+
+def damaged(content, place, value, kind="<Q"):
+    """Return a container with one number changed and the index' checksum left out."""
+    changed = bytearray(content)
+    struct.pack_into(kind, changed, place % len(content), value)
+    # Bit 2 of the flags says that there is a checksum.
+    changed[12] &= ~4
+    struct.pack_into("<I", changed, len(content) - 12, 0)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**40, 2**32 - 1, 1 << 20])
+def test_sizes_beyond_the_end_are_refused_before_pyhurray_asks_for_so_much_memory(path, value):
+    """pyhurray 0.1 ends the process."""
+    write_container(
+        path, {"k": make_tensor(quantization="per_channel_dims", element_type="int8")}, kv={"list": ["a", "b"]}
+    )
+    content = path.read_bytes()
+    index_offset, _, kv_offset, kv_bytes = struct.unpack_from("<QQQI", content, len(content) - 40)
+    descriptor = content.index(b"HRRY\x01", 64)
+    handles = content.index(struct.pack("<QI", make_tensor(element_type="int8").buffers[0].nbytes, 64), descriptor)
+    array = content.index(b"list\x07\x01", kv_offset, kv_offset + kv_bytes) + 6
+    places = [(place, "<I" if name == "kv_bytes" else "<Q") for name, place in TRAILER.items()]
+    places += [(index_offset + 8 + 3 + at, "<I" if name == "descriptor_bytes" else "<Q") for name, at in ENTRY.items()]
+    places += [
+        (index_offset, "<Q"),
+        (kv_offset, "<I"),
+        (array, "<I"),
+        (array + 4, "<I"),
+        (handles, "<Q"),
+        (handles + 16, "<Q"),
+    ]
+    assert len(places) == 13
+    for place, kind in places:
+        if not value % 2 ** (8 * struct.calcsize(kind)):
+            continue
+        path.write_bytes(damaged(content, place, value % 2 ** (8 * struct.calcsize(kind)), kind))
+        with pytest.raises(SnapshotCorruptError) as caught:
+            read_container(path)
+        assert set(caught.value.codes) <= {"footer_invalid", "index_invalid"}, place
+    path.write_bytes(damaged(content, 16, 0, "<I"))
+    with pytest.raises(SnapshotCorruptError):
+        read_container(path)
+    path.write_bytes(damaged(content, 40, 0))
+    assert list(read_container(path).tensors) == ["k"]
+
+
+def test_buffers_that_lie_on_each_other_do_not_add_up(path):
+    """A megabyte that a thousand tensors name would be a gigabyte in memory."""
+    large = hurray.Tensor(bytes(1 << 16), hurray.uint8, [1 << 16])
+    hurray.save(str(path), {f"t{n}": large for n in range(3)})
+    content = bytearray(path.read_bytes())
+    (index_offset,) = struct.unpack_from("<Q", content, len(content) - 40)
+    # Every entry becomes the first one's: names of two bytes, 32 bytes behind each.
+    first = content[index_offset + 12 : index_offset + 44]
+    for n in range(1, 3):
+        content[index_offset + 12 + 36 * n : index_offset + 44 + 36 * n] = first
+    path.write_bytes(damaged(bytes(content[: 1 << 17]) + bytes(content[index_offset:]), -40, 1 << 17))
+    with pytest.raises(SnapshotCorruptError) as caught:
+        read_container(path, skip_other_layouts=True)
+    assert caught.value.codes == ["index_invalid"]
+
+
+def test_a_descriptor_that_is_none(path):
+    write_container(path, {"k": make_tensor()})
+    content = path.read_bytes()
+    path.write_bytes(damaged(content, content.index(b"HRRY\x01", 64), 0, "<I"))
+    with pytest.raises(SnapshotCorruptError) as caught:
+        read_container(path)
+    assert caught.value.codes == ["index_invalid"]
 
 
 def test_facts_of_a_newer_version(path):

@@ -76,7 +76,7 @@ for _name, _value, _codes in (
     ("layer_index", None, ("companion_missing",)),
     ("layer_index", "0", (SAME,)),
     ("layer_name", "l.1", ("companion_missing",)),
-    ("layer_name", "\ud800", ("companion_missing",)),
+    ("layer_name", "\ud800", ("index_invalid",)),
     ("kv_group", 1, ("companion_missing",)),
     ("kv_group", 2**63, ("companion_missing",)),
     ("page_offset", 3, ("column_mismatch",)),

@@ -112,6 +112,18 @@ def test_a_decoded_text_is_taken_for_as_much_as_its_bytes():
         assert _json.parsed_bytes(text) == _json.parsed_bytes(text.encode())
 
 
+@pytest.mark.parametrize("text", [r'"\ud800"', r'{"\uDFFF":1}', r'["\ud83d\ud83d\ude00"]', r'[[["x\udc00\ud800"]]]'])
+def test_half_a_character_has_no_utf8(text):
+    for each in (text, text.encode()):
+        with pytest.raises(JsonError):
+            _json.loads(each, max_bytes=99)
+
+
+@pytest.mark.parametrize(("text", "value"), [(r'"\ud83d\ude00"', "😀"), (r'"\\ud800"', "\\ud800"), (r'"\u00df"', "ß")])
+def test_whole_characters_may_be_escaped(text, value):
+    assert _json.loads(text.encode(), max_bytes=99) == value
+
+
 def test_what_is_written_is_canonical():
     value = {"b": [2**53 - 1, 2**53, -(2**53), 2**64], "a": {"ß": None, "Z": True}, "c": (1.5, "x")}
     text = _json.dumps(value)
