@@ -44,6 +44,7 @@ lint: $(VENV)/.test-installed  ## ruff and mypy
 
 docs: $(VENV)/.docs-installed  ## the documentation as a site that needs no network: build/site/index.html
 	$(BIN)/python -m sphinx -q -W --keep-going -c docs -d build/doctrees . build/site
+	@echo open build/site/index.html
 
 coverage: $(VENV)/.test-installed $(AZURITE) chromium  ## the whole suite with branch coverage
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive" --cov --cov-report=term-missing
