@@ -23,6 +23,8 @@ SCHEMA_HEADER = 1
 RECORD_BATCH_HEADER = 3
 #: What ends a stream.
 END_MARKER = struct.pack("<II", CONTINUATION, 0)
+#: The most metadata of a schema that is read, fields' apart.
+MAX_METADATA_BYTES = 8 << 20
 #: The most fields, at every depth together, of a schema that is read: Arrow makes a kilobyte of each.
 MAX_FIELDS = 50_000
 #: What a table takes at least where it is referred to once: reference, table, an own string.
@@ -95,7 +97,7 @@ def check_footer(footer: bytes | memoryview) -> None:
     Raises
     ------
     IpcLayoutError
-        It is, or has more than :data:`MAX_FIELDS` fields, or is no footer.
+        It is, or has more than :data:`MAX_FIELDS` fields or :data:`MAX_METADATA_BYTES`, or is no footer.
     """
     table = _root(memoryview(footer))
     schema = table.table(1)
@@ -269,15 +271,17 @@ class _Unfolded:
     """
 
     def __init__(self, data: memoryview) -> None:
-        # A vtable may be shorter than what is read of it, and stand at the end.
-        self._data = bytes(data) + bytes(_FIELD_VTABLE.size)
+        self._data = data
         #: Writers may share what is equal here and there, but not much.
         self._left_bytes = 2 * len(data)
         self._left_fields = MAX_FIELDS
 
     def take_schema(self, position: int) -> None:
         """Count a Schema table's fields, at every depth, and its custom metadata."""
+        before = self._left_bytes
         self.take_pairs(position, 2)
+        if before - self._left_bytes > MAX_METADATA_BYTES:
+            raise IpcLayoutError(f"more than {MAX_METADATA_BYTES} bytes of metadata in a schema")
         try:
             pending = self._fields(self._reference(position, 1))
             while pending:
@@ -299,7 +303,11 @@ class _Unfolded:
         vtable = field - _i32(data, field)[0]
         if vtable < 0:
             raise self._outside()
-        size, _, name, _, type_tag, kind, _, children, pairs = _FIELD_VTABLE.unpack_from(data, vtable)
+        # A vtable may be shorter than what is read of it, and stand at the end.
+        described = data[vtable : vtable + _FIELD_VTABLE.size]
+        if len(described) < _FIELD_VTABLE.size:
+            described = bytes(described).ljust(_FIELD_VTABLE.size, b"\0")
+        size, _, name, _, type_tag, kind, _, children, pairs = _FIELD_VTABLE.unpack(described)
         if size > 4 and name:
             self._take(self._size(field + name))
         if size > 10 and type_tag and kind and data[field + type_tag] in _TYPE_ITEM_BYTES:
@@ -323,7 +331,7 @@ class _Unfolded:
 
     def _reference(self, table: int, number: int) -> int:
         """Return where a table keeps a reference; 0 where it leaves the field out."""
-        return _Table(memoryview(self._data), table).field(number) or 0
+        return _Table(self._data, table).field(number) or 0
 
     def _tables(self, reference: int) -> list[int]:
         """Return the positions of the tables of the vector that a reference leads to."""
@@ -340,7 +348,7 @@ class _Unfolded:
         return int(_u32(self._data, reference + _u32(self._data, reference)[0])[0]) if reference else 0
 
     def _outside(self) -> IpcLayoutError:
-        return IpcLayoutError(f"a header that leads out of its {len(self._data) - _FIELD_VTABLE.size} bytes")
+        return IpcLayoutError(f"a header that leads out of its {len(self._data)} bytes")
 
 
 #: Its size, the table's, and where name, nullable, type's number, type, dictionary, children, metadata are in that.

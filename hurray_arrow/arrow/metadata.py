@@ -16,13 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from hurray_arrow import _json
+from hurray_arrow.arrow.ipc_layout import MAX_METADATA_BYTES
 from hurray_arrow.arrow.schema import FORMAT_KEY, FORMAT_VERSION, SNAPSHOT_KEY
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
 from hurray_arrow.invariants import SHOWN_OF_A_KIND
 
-#: All of a schema's metadata together, and what a snapshot's document may take once it is parsed.
-MAX_METADATA_BYTES = 8 << 20
-MAX_PARSED_BYTES = 32 << 20
+#: What a snapshot's document may take once it is parsed.
+MAX_PARSED_BYTES = 16 << 20
 PROFILES = ("share", "archive")
 MIN_PAGE_ALIGN_BYTES = 64
 MAX_PAGE_ALIGN_BYTES = 2 << 20
@@ -141,13 +141,7 @@ def check_format_version(pairs: Mapping[bytes, bytes] | None, *, url: str) -> No
     ------
     UnsupportedError
         The schema's metadata names another version.
-    SnapshotCorruptError
-        ``metadata_invalid``: more metadata than any snapshot has.
     """
-    size = sum(len(key) + len(value) for key, value in (pairs or {}).items())
-    if size > MAX_METADATA_BYTES:
-        message = f"{size} bytes of metadata, at most {MAX_METADATA_BYTES} are read"
-        raise SnapshotCorruptError(_problem("schema", message), url=url)
     found = (pairs or {}).get(FORMAT_KEY.encode(), FORMAT_VERSION.encode())
     if found != FORMAT_VERSION.encode():
         raise UnsupportedError(f"{url}: {FORMAT_KEY} {found!r:.40}, this version reads {FORMAT_VERSION!r}")

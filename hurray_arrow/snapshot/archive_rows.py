@@ -32,7 +32,7 @@ MAX_ROW_BYTES = 8 << 20
 #: A pool up to this size lies in its tensor's first row: another row costs 3 KiB of headers, and a request to read it.
 ONE_ROW_BYTES = 1 << 20
 #: How much larger than their row its small columns may be, once they are decompressed.
-FREE_SMALL_BYTES = 16 << 20
+FREE_SMALL_BYTES = 4 << 20
 #: Elements whose most significant byte is nearly all of an 8-bit exponent.
 WIDE_EXPONENTS = ("bfloat16", "float32")
 

@@ -30,7 +30,7 @@ INDEX_VERSION = 1
 MAX_PLAIN_INDEX_BYTES = 16 << 10
 MAX_INDEX_BYTES = 256 << 20
 #: What an index may take in memory beside what its file's size allows.
-FREE_INDEX_BYTES = 24 << 20
+FREE_INDEX_BYTES = 16 << 20
 _HASH = re.compile("[0-9a-f]{16}")
 SPEC = "snapshot format 4"
 

@@ -131,7 +131,7 @@ def read_footer(source: Source) -> list[Block]:
         if start < HEAD_BYTES:
             raise IpcLayoutError(f"a footer of {size} bytes in a file of {source.size}")
         source.keep_from(start, spare_bytes=_spare_bytes(source.size, size))
-        footer = source.read(start, size).to_pybytes()
+        footer = memoryview(source.read(start, size))
         blocks = footer_blocks(footer)
     except IpcLayoutError as error:
         raise SnapshotIncompleteError(_no_footer(source, error), url=source.url) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
 import struct
@@ -222,6 +223,14 @@ def test_what_is_referred_to_many_times_is_refused(name):
         COPIED[name](header, schema)
         with pytest.raises(IpcLayoutError, match=UNFOLDED):
             check_footer(header.data)
+
+
+def test_a_schema_has_no_more_metadata_than_anybody_needs():
+    for size, refused in ((8 << 20, True), ((8 << 20) - 100, False)):
+        schema = pa.schema([("a", pa.int8())], metadata={"k": "v" * size})
+        message = encapsulated(schema.serialize().to_pybytes())
+        with pytest.raises(IpcLayoutError) if refused else contextlib.nullcontext():
+            check_message(message)
 
 
 def test_a_batchs_metadata_are_no_larger_than_its_header():

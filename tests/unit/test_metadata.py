@@ -217,13 +217,6 @@ def test_metadata_that_take_more_than_readers_allow_are_not_written(name):
     assert caught.value.codes == ["metadata_invalid"]
 
 
-def test_a_schema_has_no_more_metadata_than_a_snapshot():
-    pairs = schema_metadata(made()) | {b"colour": b"x" * (8 << 20)}
-    with pytest.raises(SnapshotCorruptError) as caught:
-        parse_schema_metadata(pairs, url="u")
-    assert caught.value.codes == ["metadata_invalid"]
-
-
 def test_of_many_groups_that_are_none_a_hundred_are_listed():
     problems = metadata_problems({**made(), "groups": [7] * 1013})
     assert len(problems) == 101
