@@ -92,6 +92,7 @@ def open_place(place: str | Place, *, mapped: bool = True, known: Known | None =
             raise
         raise SnapshotChangedError("it was deleted since it was listed", url=str(error.filename)) from error
     if not isinstance(place, str):
+        source.url = place.url
         # Each process has a copy of its own, whose time says nothing of the object.
         source.version = Version(source.size, None)
     if known is not None and source.version != known.version:

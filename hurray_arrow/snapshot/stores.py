@@ -8,9 +8,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -18,6 +19,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hurray_arrow.errors import HurrayArrowError, MissingDependencyError, SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.files import PathLike
+
+Answer = TypeVar("Answer")
 
 #: protocol: the package that serves it, and the extra that installs the package.
 _SERVED_BY = {
@@ -29,14 +32,14 @@ _SERVED_BY = {
 #: How often one range or part is tried in all, and how long to wait before the next try, in seconds.
 TRIES = 3
 BACKOFF_SECONDS = (0.2, 0.8)
+_OBSTORE = "obstore.fsspec.FsspecStore"
 #: With bounds that an option cannot lower.
-_RETRY_THEMSELVES = {"gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem", "obstore.fsspec.FsspecStore"}
+_RETRY_THEMSELVES = {"gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem", _OBSTORE}
 #: s3fs and botocore each try five times, one inside the other: 25 requests and 40 seconds for one range. Ours will do.
-_S3_OPTIONS: Mapping[str, Any] = {"use_listings_cache": False, "config_kwargs": {"retries": {"max_attempts": 0}}}
-_S3_RETRIES = 1
+_S3_RETRIES, _BOTO_RETRIES = 1, 0
 
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
-#: obstore's errors say what they are by their names.
+#: obstore's errors say what they are by their names, or in their text.
 _STATUS_BY_NAME = {
     "AlreadyExistsError": 409,
     "PermissionDeniedError": 403,
@@ -90,7 +93,11 @@ class Place:
     def reopened(self) -> Place:
         """Return the place in a filesystem of this process, after a fork: connections cannot be shared."""
         old = self.filesystem
-        return replace(self, filesystem=type(old)(*old.storage_args, **old.storage_options))
+        made = type(old)(*old.storage_args, **old.storage_options)
+        # No option of s3fs's; with its own five, each of our three tries would be five.
+        if hasattr(old, "retries"):
+            made.retries = old.retries
+        return replace(self, filesystem=made)
 
 
 def locate(
@@ -114,11 +121,17 @@ def locate(
     ------
     MissingDependencyError
         The package that serves the protocol is not installed.
-    ValueError
-        No such protocol, options for something that takes none, or a filesystem for asynchronous code.
+    ValueError, TypeError
+        No such protocol, options for something that takes none or others, a filesystem for asynchronous code or of
+        another library.
+    PermissionError, FileNotFoundError, SnapshotError
+        The filesystem cannot be opened, such as an archive that is not there.
     """
     text = os.fspath(path)
     if filesystem is not None:
+        if not isinstance(filesystem, fsspec.AbstractFileSystem):
+            message = f"filesystem is a {type(filesystem).__name__}, expected one of fsspec's"
+            raise TypeError(f"{message} (fsspec.implementations.arrow.ArrowFSWrapper makes one of pyarrow's)")
         if storage_options:
             raise ValueError("storage_options belong to a URL: the filesystem has its own")
         if getattr(filesystem, "asynchronous", False):
@@ -138,6 +151,9 @@ def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries:
     if isinstance(filesystem, LocalFileSystem):
         return path
     place = Place(filesystem, path, url, tries)
+    if _OBSTORE in place.kinds():
+        # It leaves the protocol on, which the names that it lists do not have.
+        place = replace(place, path="/".join(filter(None, filesystem._split_path(path))))  # noqa: SLF001
     return replace(place, tries=1) if place.kinds() & _RETRY_THEMSELVES else place
 
 
@@ -147,11 +163,18 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.Abstract
         # Another package may serve S3 too, with other options.
         is_s3fs = protocol in ("s3", "s3a") and fsspec.get_filesystem_class(protocol).__module__ == "s3fs.core"
         if is_s3fs:
-            options = {**_S3_OPTIONS, **options}
-            options["config_kwargs"] = {**_S3_OPTIONS["config_kwargs"], **options["config_kwargs"]}
+            # A dictionary of its own each time: botocore writes into it.
+            config = {"retries": {"max_attempts": _BOTO_RETRIES}, **(options.get("config_kwargs") or {})}
+            options = {"use_listings_cache": False, **options, "config_kwargs": config}
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         raise _missing(url, error) from error
+    except (TypeError, ValueError):
+        # Of the caller's making: no such protocol, or options that it does not have.
+        raise
+    except Exception as error:
+        # Some ask their store already here, such as those that look into an archive.
+        raise translated(error, url=shown(url), doing="open the filesystem") from error
     if is_s3fs:
         filesystem.retries = _S3_RETRIES
     return filesystem, path
@@ -185,6 +208,8 @@ def status_of(error: BaseException) -> int | None:
                 return int(found)
         if type(cause).__name__ in _STATUS_BY_NAME:
             return _STATUS_BY_NAME[type(cause).__name__]
+        if found := re.search(r"Server returned non-2xx status code: (\d{3})", str(cause)):
+            return int(found[1])
         # gcsfs raises a bare OSError for 403.
         if type(cause) is OSError and str(cause).startswith("Forbidden:"):
             return 403
@@ -208,6 +233,26 @@ def is_transient(error: BaseException) -> bool:
     if status is not None:
         return status in _TRANSIENT_STATUS
     return isinstance(error, Exception) and not isinstance(error, _NEVER_TRANSIENT)
+
+
+def tried(
+    work: Callable[..., Answer],
+    *arguments: Any,
+    url: str,
+    doing: str,
+    pinned: bool = False,
+    creating: bool = False,
+    tries: int = TRIES,
+) -> Answer:
+    """Do what may fail for a moment, again if it does; what remains is raised as :func:`translated` says."""
+    for pause in (*BACKOFF_SECONDS[: tries - 1], None):
+        try:
+            return work(*arguments)
+        except Exception as error:
+            if pause is None or not is_transient(error):
+                raise translated(error, url=url, doing=doing, pinned=pinned, creating=creating) from error
+        time.sleep(pause)
+    raise AssertionError("unreachable")
 
 
 def is_taken(error: BaseException) -> bool:

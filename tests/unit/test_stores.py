@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
+import botocore.exceptions
 import fsspec
+import pyarrow.fs
 import pytest
 import s3fs
 
@@ -199,3 +201,48 @@ def test_our_filesystem_does_not_retry_what_we_retry():
     own = s3fs.S3FileSystem(key="k", secret="s")  # noqa: S106 - it is none
     given = locate("s3://b/k", filesystem=own)
     assert (given.filesystem.retries, given.tries, given.path, given.url) == (5, 1, "b/k", "s3://b/k")
+
+
+def test_after_a_fork_it_does_not_either():
+    place = locate("s3://b/k", storage_options={"key": "k", "secret": "s"})
+    # As a forked process does, which has to make an instance of its own.
+    s3fs.S3FileSystem.clear_instance_cache()
+    reopened = place.reopened()
+    assert reopened.filesystem is not place.filesystem
+    assert (reopened.filesystem.retries, reopened.tries) == (1, stores.TRIES)
+
+
+def test_options_are_not_shared_between_filesystems():
+    """botocore writes into the dictionaries that it is given."""
+    first = locate("s3://b/k", storage_options={"key": "first"})
+    first.filesystem.config_kwargs["retries"]["max_attempts"] = 17
+    other = locate("s3://b/k", storage_options={"key": "other"})
+    assert other.filesystem.config_kwargs["retries"] == {"max_attempts": 0}
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (botocore.exceptions.NoCredentialsError(), SnapshotError),
+        (RuntimeError("no such token file"), SnapshotError),
+        (ConnectionRefusedError(111, "refused"), SnapshotError),
+        (PermissionError(13, "Forbidden"), PermissionError),
+        (FileNotFoundError(2, "no archive"), FileNotFoundError),
+        (TypeError("no such option"), TypeError),
+    ],
+)
+def test_what_opening_a_filesystem_raises_is_mapped_too(monkeypatch, raised, kind):
+    def failing(*_url, **_options):
+        raise raised
+
+    monkeypatch.setattr(stores, "url_to_fs", failing)
+    with pytest.raises(kind) as caught:
+        locate("zip://x.arrow::https://host/all.zip?signature=hunter2")
+    if kind is not TypeError:
+        assert "zip://x.arrow::https://host/all.zip?…" in str(caught.value)
+        assert caught.value.__cause__ is raised
+
+
+def test_other_libraries_filesystems_are_refused_by_name():
+    with pytest.raises(TypeError, match="ArrowFSWrapper"):
+        locate("bucket/x.arrow", filesystem=pyarrow.fs.LocalFileSystem())

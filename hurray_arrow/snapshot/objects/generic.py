@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Filler, Part, Piece, StoreObject
-from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, Place, TruncatedBodyError, is_transient, translated
+from hurray_arrow.snapshot.stores import TRIES, Place, tried
 
 Answer = TypeVar("Answer")
 
@@ -159,13 +158,5 @@ class GenericObject(StoreObject):
         creating: bool = False,
         again: bool = True,
     ) -> Answer:
-        for pause in (*BACKOFF_SECONDS, None) if again else (None,):
-            try:
-                return work(*arguments)
-            except Exception as error:
-                if pause is None or not (is_transient(error) or isinstance(error, TruncatedBodyError)):
-                    raise translated(
-                        error, url=self.place.url, doing=doing, pinned=pinned, creating=creating
-                    ) from error
-            time.sleep(pause)
-        raise AssertionError("unreachable")
+        tries, url = TRIES if again else 1, self.place.url
+        return tried(work, *arguments, url=url, doing=doing, pinned=pinned, creating=creating, tries=tries)
