@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from hurray_arrow.snapshot.files import PathLike, Source
+from hurray_arrow.snapshot.listing import find_files, glob_files
 from hurray_arrow.snapshot.remote import open_range
 from hurray_arrow.snapshot.sets import is_glob
-from hurray_arrow.snapshot.stores import Place, locate, shown, translated
+from hurray_arrow.snapshot.stores import Place, locate, shown
 
 #: Names of files under a folder or prefix that are taken for snapshots.
 PATTERN = "*.arrow"
@@ -87,16 +87,12 @@ class Folder:
         # In a chain of filesystems only the outermost knows the path.
         by_url = filesystem is None and "::" not in os.fspath(url)
         place = locate(url, storage_options=storage_options, filesystem=filesystem)
-        self._is_local = not isinstance(place, Place)
         self.url = url_of(place)
+        self._place: str | Place = place if isinstance(place, Place) else _absolute(place)
+        self._named_by_url = by_url
+        self._options: Mapping[str, Any] = {}
         if isinstance(place, Place):
-            self._filesystem, self._path = place.filesystem, place.path
-            options = {"storage_options": storage_options} if by_url else {"filesystem": place.filesystem}
-            self._options: Mapping[str, Any] = options
-        else:
-            self._filesystem, self._options = _Disk(skip_instance_cache=True), {}
-            self._path = _absolute(place)
-        self._named_by_url = by_url and not self._is_local
+            self._options = {"storage_options": storage_options} if by_url else {"filesystem": place.filesystem}
 
     def files(self) -> list[Listed]:
         """Return the files, by URL; names that begin with a dot are those of unfinished ones and count for nothing.
@@ -108,39 +104,27 @@ class Folder:
         PermissionError, SnapshotError
             As the system or the store says.
         """
-        try:
-            self._filesystem.invalidate_cache()
-            look = self._filesystem.glob if self._is_glob else self._filesystem.find
-            infos = look(self._path, detail=True)
-            # Of a path that is a file itself some filesystems say nothing but that.
-            found = {path: info or self._filesystem.info(path) for path, info in infos.items()}
-        except Exception as error:
-            raise translated(error, url=self.url, doing="list the snapshots") from error
-        files = [self._listed(path, info) for path, info in found.items() if self._counts(path, info)]
+        found = glob_files(self._place) if self._is_glob else find_files(self._place)
+        files = [self._listed(path, info) for path, info in found.items() if self._counts(path)]
         if not files:
             raise FileNotFoundError(errno.ENOENT, "no snapshot is there", self.url)
         return sorted(files, key=lambda file: file.url)
 
-    def _counts(self, path: str, info: Mapping[str, Any]) -> bool:
+    def _counts(self, path: str) -> bool:
         name = path.rpartition("/")[2]
-        if not name or name.startswith(".") or info.get("type") == "directory":
+        if not name or name.startswith("."):
             return False
         # A file that is named itself counts, whatever its name is.
-        return self._is_glob or path == self._path or fnmatchcase(name, self._pattern)
+        named = self._place.path if isinstance(self._place, Place) else self._place
+        return self._is_glob or path == named or fnmatchcase(name, self._pattern)
 
     def _listed(self, path: str, info: Mapping[str, Any]) -> Listed:
-        opened = self._filesystem.unstrip_protocol(path) if self._named_by_url else path
-        url = path if self._is_local else shown(self._filesystem.unstrip_protocol(path))
+        opened = url = path
+        if isinstance(self._place, Place):
+            full = self._place.filesystem.unstrip_protocol(path)
+            opened, url = full if self._named_by_url else path, shown(full)
         size = info.get("size")
         return Listed(_text(url), None if size is None else int(size), _identity(info), opened, self._options)
-
-
-class _Disk(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """The system's files, and an error for a folder that cannot be read: fsspec would leave it out without a word."""
-
-    def walk(self, path: str, maxdepth: int | None = None, **options: Any) -> Any:
-        """Walk a tree; fsspec forgets ``on_error`` below the first folder."""
-        return super().walk(path, maxdepth, **{**options, "on_error": "raise"})
 
 
 def url_of(place: str | Place) -> str:

@@ -25,11 +25,12 @@ from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
 from hurray_arrow.snapshot.entries import Entry, Selectors, exact_selectors, one_entry, select_entries
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.index import TensorKey
+from hurray_arrow.snapshot.listing import glob_files
 from hurray_arrow.snapshot.opening import open_snapshot
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.set_members import Heads, Holder, check_tables, heads_of, holders_of, in_order
 from hurray_arrow.snapshot.set_metadata import common_metadata
-from hurray_arrow.snapshot.stores import locate, translated
+from hurray_arrow.snapshot.stores import Place, locate
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Companions whose heads are the model's, and those that every rank has whole, as of :mod:`hurray_arrow.ops.heads`.
@@ -76,7 +77,8 @@ def open_snapshot_set(
     Parameters
     ----------
     urls
-        A glob (``*``, ``?``, ``[…]``) such as ``s3://bucket/NAME.m*.arrow``, or the members, in any order.
+        A glob (``*``, ``?``, ``[…]``; ``**`` for any folders) such as ``s3://bucket/NAME.m*.arrow``, or the members, in
+        any order.
     storage_options, filesystem, trusted, mapped
         As in :func:`~hurray_arrow.open_snapshot`.
     expect
@@ -347,7 +349,7 @@ def find_snapshots(
     ValueError
         No names at all.
     PermissionError, SnapshotError, MissingDependencyError
-        The store cannot be listed.
+        A folder that the glob leads to cannot be listed.
     """
     options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     if not isinstance(urls, str | os.PathLike):
@@ -358,14 +360,9 @@ def find_snapshots(
     if not is_glob(urls):
         return [(urls, options)]
     place = locate(urls, **options)
-    if isinstance(place, str):
-        # pathlib globs no absolute patterns.
-        matches: list[tuple[PathLike, dict[str, Any]]] = [(path, {}) for path in sorted(glob.glob(place))]  # noqa: PTH207
-    else:
-        try:
-            paths = sorted(place.filesystem.glob(place.path))
-        except Exception as error:
-            raise translated(error, url=place.url, doing="list the snapshots") from error
+    paths = sorted(glob_files(place))
+    matches: list[tuple[PathLike, dict[str, Any]]] = [(path, {}) for path in paths]
+    if isinstance(place, Place):
         # In a chain of filesystems only the outermost knows the path.
         by_url = filesystem is None and "::" not in os.fspath(urls)
         in_place = {"filesystem": place.filesystem}
