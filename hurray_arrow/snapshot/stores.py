@@ -169,8 +169,11 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.Abstract
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         raise _missing(url, error) from error
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
         # Of the caller's making: no such protocol, or options that it does not have.
+        if str(error).startswith("Protocol not known"):
+            message = f"{error}, expected s3, gs, abfs, https, memory, or another that fsspec knows"
+            raise ValueError(f"{shown(url)}: {message}") from error
         raise
     except Exception as error:
         # Some ask their store already here, such as those that look into an archive.
