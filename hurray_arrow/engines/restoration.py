@@ -197,14 +197,18 @@ def _targets(
 
 
 def check_disjoint(targets: Iterable[_Target]) -> None:
-    """Refuse a block of two groups whose layers share memory: a block belongs to one group at a time.
+    """Refuse memory that two layers would write to.
+
+    Layers of two groups may share memory, because a block belongs to one group at a time, and layers of one group where
+    they are to hold the same: models in which layers share their keys and values.
 
     Raises
     ------
     LayoutError
-        With the ids.
+        With the ids of blocks that two groups get, or the names of the layers that differ.
     """
     seen: list[_Target] = []
+    places: dict[int, _Target] = {}
     for target in targets:
         for other in seen:
             if target.kv_group == other.kv_group or not np.may_share_memory(target.part.pages, other.part.pages):
@@ -216,3 +220,13 @@ def check_disjoint(targets: Iterable[_Target]) -> None:
                 )
                 raise LayoutError(message, expected=[], actual=both)
         seen.append(target)
+        first = places.setdefault(target.part.pages.ctypes.data, target) if target.part.pages.size else target
+        if first is not target and first.kv_group == target.kv_group and not _hold_the_same(first, target):
+            names = [f"{each.layer} {each.part.kv_role} {each.part.component}" for each in (first, target)]
+            message = f"{' and '.join(names)} are the same memory in destination, and what is stored differs"
+            raise LayoutError(message, expected="memory of its own", actual=names)
+
+
+def _hold_the_same(one: _Target, other: _Target) -> bool:
+    used = np.union1d(one.moves.whole_sources, np.array([piece[2] for piece in one.moves.pieces], np.int64))
+    return one.source.dtype == other.source.dtype and np.array_equal(one.source[used], other.source[used])

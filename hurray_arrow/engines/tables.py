@@ -51,12 +51,15 @@ class PageTables:
         return len(self.pages)
 
     def check_ids(self, num_pages: int, *, where: str = "block_tables") -> None:
-        """Refuse ids that are no page of the pool.
+        """Refuse ids that are no page of the pool, and pages that a sequence has twice.
+
+        No page holds two ranges of positions: a block that stands for none (null, padding, trash) was taken for a page,
+        or the table is that of a ring.
 
         Raises
         ------
         LayoutError
-            With the bound and the first id that breaks it.
+            With the bound and the first id that breaks it; with the places of an id that is there twice.
         """
         for s, ids in enumerate(self.pages):
             wrong = np.flatnonzero((ids < 0) | (ids >= num_pages))
@@ -64,6 +67,13 @@ class PageTables:
                 place, value = int(wrong[0]), int(ids[wrong[0]])
                 message = f"{where}: sequence {s}, page {place}: id {value}, expected 0 <= id < {num_pages} pages"
                 raise LayoutError(message, expected=num_pages, actual=value)
+            values, counts = np.unique(ids, return_counts=True)
+            if (counts > 1).any():
+                value = int(values[counts > 1][0])
+                places = np.flatnonzero(ids == value)[:2].tolist()
+                message = f"{where}: sequence {s}, pages {places}: id {value} each time, expected distinct pages"
+                hint = "what stands for no page is none (vLLM: null_block= of a group with a window)"
+                raise LayoutError(f"{message}; {hint}", expected="distinct", actual=value)
 
     def split(self, ratio: int, *, block_stride: int | None = None) -> PageTables:
         """Give the tables of pages of which ``ratio`` make one of these.

@@ -277,6 +277,9 @@ def test_fault_20b_manager_blocks_of_several_kernel_blocks():
     # The kernel's view spans other layers: 4 pages from one block to the next, of which 3 are this layer's.
     key, _ = export({"l": array}, "BNHC", block_tables=[[2]], seq_lens=[13], block_size=15, block_stride=4)
     assert np.array_equal(key.gather(0).view(np.uint16), tokens(keys, [8, 9, 10], 13))
+    for stride in (2, 0, -3):
+        options = {"block_tables": [[2]], "seq_lens": [13], "block_size": 15, "block_stride": stride}
+        assert refused(export, {"l": array}, "BNHC", **options) == (3, stride)
 
 
 # -- lengths, tables, padding, empties ---------------------------------------------------------------------------------

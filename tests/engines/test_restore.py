@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hurray_arrow.engines import page_moves, vllm
+from hurray_arrow.engines import flashinfer, page_moves, vllm
 from hurray_arrow.errors import LayoutError, SnapshotMismatchError, UnknownSequenceLengthError, UnsupportedError
 from hurray_arrow.schemes import PerChannel
 from hurray_arrow.snapshot import open_snapshot, write_snapshot
@@ -387,6 +387,43 @@ def test_groups_that_share_memory_get_blocks_of_their_own():
     assert np.array_equal(words[3], source["a"][0])
     one_list = refused(arrays, tensors, block_ids=[3, 4], page_size=5)
     assert one_list == ([0, 1], [0])
+
+
+def test_two_layers_are_not_written_to_one_place():
+    """A layer given twice would keep what is written last; layers that share their keys and values are such a pair."""
+    pages = {name: paged(values_of(10, seed), page_size=5, row=[0, 1], num_pages=2) for seed, name in enumerate("ab")}
+    own = {name: memory.vllm("BHNC", *both) for name, both in pages.items()}
+    options = {"block_tables": [[0, 1]], "seq_lens": [10], "page_size": 5, "element_type": "bfloat16"}
+    differ = vllm.export_cache(own, layout="BHNC", head_dim=DIM, **options)
+    shared = vllm.export_cache({"a": own["a"], "b": own["a"]}, layout="BHNC", head_dim=DIM, **options)
+    pool = pool_of(5)["l"]
+    expected = ("memory of its own", ["a key values", "b key values"])
+    assert refused({"a": pool, "b": pool}, differ, block_ids=[3, 4], page_size=5) == expected
+    restore({"a": pool, "b": pool}, shared, block_ids=[3, 4], page_size=5)
+    check({"l": pool}, 5, [3, 4], values_of(10, 0), stop=10)
+    # Keys and values of one array.
+    pair = flashinfer.export_cache(
+        {"a": tuple(pages["a"])},
+        layout="BNHD",
+        kv_indptr=[0, 2],
+        kv_indices=[0, 1],
+        kv_last_page_len=[5],
+        page_size=5,
+        element_type="bfloat16",
+    )
+    keys = np.full((7, 5, HEADS, DIM), FOREIGN, np.uint16)
+    with pytest.raises(LayoutError, match="same memory"):
+        flashinfer.restore_into(
+            {"a": (keys, keys)},
+            pair,
+            layout="BNHD",
+            sequence=0,
+            block_ids=[3, 4],
+            page_size=5,
+            expect=None,
+            element_type="bfloat16",
+        )
+    assert (keys == FOREIGN).all()
 
 
 def test_quantization_that_no_engine_keeps_is_not_dropped():

@@ -73,6 +73,23 @@ def test_ids_are_checked_against_the_pool(ids, actual):
         assert refused(found.check_ids, 5) == (5, actual)
 
 
+@pytest.mark.parametrize(
+    ("found", "twice"),
+    [
+        (tables.of_block_tables([[1], [3, 2, 0, 2]], [5, 17], page_size=5), 2),
+        # Null blocks that nobody named, and a ring.
+        (tables.of_block_tables([[7, 7, 7, 4]], [17], page_size=5), 7),
+        (tables.of_slot_mapping([0, 8, 8, 3], [1, 3], page_size=1), 8),
+        (tables.of_req_to_token(np.array([[2, 3, 1, 2, 9]]), [4], page_size=1), 2),
+        (tables.of_indptr([0, 1, 4], [2, 3, 5, 3], [4, 1], page_size=5), 3),
+    ],
+)
+def test_a_page_holds_one_range_of_positions(found, twice):
+    assert refused(found.check_ids, 9) == ("distinct", twice)
+    apart = tables.PageTables(tuple(np.unique(ids) for ids in found.pages), found.seq_lens, 5, found.positions)
+    apart.check_ids(9)
+
+
 def test_absent_pages_become_positions():
     found = tables.of_block_tables([[0, 4, 0, 6, 9], [3, 2], [0, 0], [5, 0]], [23, 8, 9, 7], page_size=5, absent=0)
     assert pages(found) == [[4, 6, 9], [3, 2], [], [5]]
