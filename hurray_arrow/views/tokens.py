@@ -34,6 +34,8 @@ from hurray_arrow.views.values import (
 from hurray_arrow.views.view import KEY_FIELDS, View, key_makers, with_nulls
 
 _ROWS_AT_ONCE = 1 << 16
+#: However small pages are: an array with a number for each of them is 4 MiB.
+_WINDOW_PAGES = 1 << 19
 
 _FIELDS = (
     pa.field("sequence", pa.uint32()),
@@ -139,7 +141,7 @@ class TokensView(View):
             yield 0, listing.num_tokens, listing.pages_within(self.page_range)
             return
         page_bytes = tensor.element_type.size_bytes(tensor.descriptor.page_elems)
-        for start, stop in listing.windows(max(1, WINDOW_BYTES // max(1, page_bytes))):
+        for start, stop in listing.windows(max(1, min(_WINDOW_PAGES, WINDOW_BYTES // max(1, page_bytes)))):
             yield start, stop, listing.page_ids(start, stop)
 
     def _makers(self, entry: Entry, run: TokenRun) -> dict[str, Callable[[], Any]]:
@@ -239,9 +241,14 @@ class TokenListing:
         """Return the pages that hold a range of the tokens, ascending, each once."""
         if stop <= start:
             return self.facts.table[:0]
-        run = self.run(start, stop)
-        found: Int64Array = run.pages[0]
-        return found
+        # Counted in pages: small ones hold so many tokens that an array of these would be larger than the pages are.
+        first, last = np.searchsorted(self.starts, [start, stop - 1], side="right") - 1
+        begin = self.page_starts[first] + (start - self.starts[first]) // self.facts.page_size
+        end = self.page_starts[last] + (stop - 1 - self.starts[last]) // self.facts.page_size + 1
+        number = np.arange(begin, end)
+        owner = np.searchsorted(self.page_starts, number, side="right") - 1
+        entry = self.facts.seq_ptr[self.sequences[owner]] + number - self.page_starts[owner]
+        return np.unique(self.facts.table[entry])
 
     def pages_within(self, page_range: tuple[int, int]) -> Int64Array:
         """Return which pages of a range hold tokens, ascending."""

@@ -180,6 +180,35 @@ def test_a_whole_remote_view_fetches_everything_once_and_holds_little(profile, v
         assert peak < 48 * MIB
 
 
+def test_tiny_pages_are_counted_and_not_their_tokens(monkeypatch):
+    """The scale of a token takes two bytes, and its place in Arrow's and numpy's arrays many times as much."""
+    num_pages, page_size = 30_011, 64
+    tensor = ha.BlockPagedTensor.from_arrays(
+        (np.arange(num_pages * page_size) % 251).astype(np.uint16).reshape(num_pages, page_size, 1, 1),
+        block_tables=[list(range(20_000, 30_011)), [], list(range(20_000))],
+        seq_lens=[10_010 * page_size + 3, 0, 20_000 * page_size],
+        kv_role="key",
+        component="scales",
+        layer_index=0,
+    )
+    monkeypatch.setattr("hurray_arrow.views.tokens._WINDOW_PAGES", 8192)
+    with stored("tiny", [tensor], profile="archive") as snapshot:
+        tracemalloc.start()
+        try:
+            rows, total = 0, 0.0
+            for batch in snapshot.tokens(values="stats", columns=["max"]):
+                rows += batch.num_rows
+                total += float(batch["max"].to_numpy().sum(dtype=np.float64))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    tokens = np.concatenate([tensor.gather(0), tensor.gather(2)])
+    assert rows == len(tokens) == 30_011 * page_size - page_size + 3
+    assert total == float(tokens.sum(dtype=np.float64))
+    # An array with a number for each token would be 15 MB alone.
+    assert peak < 14 * MIB
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("options", [{"mapped": False}, {}])
 def test_profiles_and_mappings_give_the_same(tmp_path, profile, options):
@@ -200,6 +229,7 @@ def test_small_windows_give_the_same(tmp_path, monkeypatch):
     for window, batch in ((1, 1), (700, 700), (64 * MIB, 8 * MIB)):
         monkeypatch.setattr("hurray_arrow.views.tokens.WINDOW_BYTES", window)
         monkeypatch.setattr("hurray_arrow.views.tokens.BATCH_BYTES", batch)
+        monkeypatch.setattr("hurray_arrow.views.tokens._WINDOW_PAGES", window)
         with ha.open_snapshot(tmp_path / "a.arrow") as snapshot:
             found = snapshot.tokens(values="float32").read_all().combine_chunks()
         expected = found if expected is None else expected
