@@ -87,7 +87,8 @@ class Adapter:
         copy
             For ``"all"``: ``None`` shares memory where it can, ``False`` refuses to copy, ``True`` always copies.
         layer_indices
-            Number of each layer in the model; ``None`` numbers the layers in order.
+            Number of each layer in the model; ``None`` numbers the layers in order, and refuses where a name such as
+            ``model.layers.12.attn`` says otherwise (layers sorted by name, a pipeline's later rank).
         **facts
             ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences.
 

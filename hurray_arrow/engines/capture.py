@@ -5,7 +5,7 @@ Spec: block-paged layout, Buffer Table; snapshot format section 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,8 @@ def capture_cache(
         For ``"all"``: ``None`` shares the engine's memory where it is dense and copies elsewhere, ``True`` copies
         always, ``False`` refuses to copy.
     layer_indices
-        Number of each layer in the model; ``None`` numbers ``arrays`` in order.
+        Number of each layer in the model; ``None`` numbers ``arrays`` in order, and refuses where a name such as
+        ``model.layers.12.attn`` says otherwise.
     facts
         ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences, the same for all groups.
 
@@ -75,7 +76,7 @@ def capture_cache(
         raise LayoutError(f"pages {pages!r}, expected one of {PAGES}", expected=PAGES, actual=pages)
     if copy is False and pages != "all":
         raise CopyRequiredError("pages='referenced' puts the pages together anew: pages='all' shares the pool")
-    numbers = dict(zip(arrays, range(len(arrays)), strict=True)) if layer_indices is None else layer_indices
+    numbers = _layer_numbers(arrays, layer_indices)
     by_layer: dict[str, list[BlockPagedTensor]] = {}
     # Everything is checked before the first page is copied.
     parts = {name: formats[name].parts(array) for name, array in arrays.items()}
@@ -102,6 +103,22 @@ def capture_cache(
                 for of_tensor, pool in zip(of_layer, pools, strict=True)
             ]
     return [tensor for name in arrays for tensor in by_layer[name]]
+
+
+def _layer_numbers(names: Iterable[str], layer_indices: Mapping[str, int] | None) -> Mapping[str, int]:
+    """Give each layer's number, its place where nobody said; a name such as ``model.layers.12.attn`` may contradict."""
+    names = list(names)
+    if layer_indices is not None:
+        if missing := [name for name in names if name not in layer_indices]:
+            message = f"layer_indices: nothing for layers {missing}"
+            raise LayoutError(message, expected=names, actual=sorted(layer_indices))
+        return layer_indices
+    for place, name in enumerate(names):
+        own = [int(part) for part in name.split(".") if part.isdecimal()]
+        if len(own) == 1 and own[0] != place:
+            message = f"layer {name!r} is in place {place}, its name says {own[0]}: pass layer_indices="
+            raise LayoutError(message, expected=own[0], actual=place)
+    return {name: place for place, name in enumerate(names)}
 
 
 def by_tensor(parts: Sequence[PagePart]) -> Iterator[list[PagePart]]:

@@ -118,6 +118,29 @@ def test_layers_of_a_group_have_one_number_of_pages():
     assert refused(export, arrays, "BHNC")[1] == {"a": 11, "b": 9}
 
 
+@pytest.mark.parametrize(
+    ("names", "wrong"),
+    [
+        (["model.layers.0.attn", "model.layers.1.attn"], None),
+        (["a", "b.7.c.9"], None),
+        # Sorted as text, of a later rank, of a model of which some layers have no keys.
+        (["layers.0.attn", "layers.10.attn", "layers.2.attn"], (10, 1)),
+        (["layers.12.attn", "layers.13.attn"], (12, 0)),
+        (["layers.0.attn", "layers.3.attn"], (3, 1)),
+    ],
+)
+def test_layers_are_numbered_in_order_where_their_names_agree(names, wrong):
+    arrays = {name: memory.vllm("BHNC", *dense(seed=seed)) for seed, name in enumerate(names)}
+    if wrong is None:
+        assert [tensor.layer_index for tensor in export(arrays, "BHNC")] == [0, 0, 1, 1]
+    else:
+        assert refused(export, arrays, "BHNC") == wrong
+    said = {name: 40 + place for place, name in enumerate(names)}
+    found = export(arrays, "BHNC", layer_indices=said)
+    assert [tensor.layer_index for tensor in found[::2]] == list(said.values())
+    assert refused(export, arrays, "BHNC", layer_indices=dict([said.popitem()]))[0] == names
+
+
 def test_an_export_without_layers():
     assert vllm.export_cache({}, layout="BHNC", block_tables=[], seq_lens=[], page_size=5) == []
 

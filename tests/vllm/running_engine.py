@@ -25,6 +25,7 @@ os.environ |= {
 import torch
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.models.utils import extract_layer_index
 
 BLOCK_SIZE = 32
 
@@ -56,7 +57,8 @@ class Engine:
     @property
     def arrays(self) -> dict[str, torch.Tensor]:
         layers = self.runner.compilation_config.static_forward_context
-        return {name: layers[name].kv_cache for group in self.groups for name in group.layer_names}
+        names = [name for group in self.groups for name in group.layer_names]
+        return {name: layers[name].kv_cache for name in sorted(names, key=extract_layer_index)}
 
     def add(self, request_id: str, token_ids: list[int], max_tokens: int) -> None:
         self.llm.llm_engine.add_request(request_id, {"prompt_token_ids": token_ids}, sampling(max_tokens))

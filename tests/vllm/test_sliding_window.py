@@ -70,6 +70,8 @@ def test_dropped_pages_are_absent_and_everything_else_is_whole(saved):
         kinds = [(group["kind"], group.get("window_tokens")) for group in snapshot.metadata["groups"]]
         # vLLM makes groups of equally many layers, here of one.
         assert sorted(kinds, key=str) == [("full", None), *[("sliding_window", WINDOW)] * 2]
+        assert [entry.layer_index for entry in snapshot.entries] == [0, 0, 1, 1, 2, 2]
+        assert all(entry.layer_name.split(".")[2] == str(entry.layer_index) for entry in snapshot.entries)
         tensors = {tensor.layer_name: tensor for tensor in snapshot.iter_tensors(kv_role="key")}
     full, *windows = [tensors[f"model.layers.{number}.self_attn.attn"] for number in (1, 0, 2)]
     stored = full.token_count(0)
