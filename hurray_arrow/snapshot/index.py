@@ -115,6 +115,9 @@ def _shape(value: Any, what: str) -> tuple[int, int, int]:
     if not isinstance(value, list) or len(value) != 3:
         raise _json.JsonError(f"{what}: {value!r:.40}, expected three integers")
     page_size, num_heads, head_dim = (_integer(extent, what) for extent in value)
+    # Callers divide by it before they have seen a descriptor.
+    if page_size < 1:
+        raise _json.JsonError(f"{what}: {value!r:.40}, expected pages of one slot or more")
     return page_size, num_heads, head_dim
 
 

@@ -165,6 +165,7 @@ DROPPED = object()
         ("page_shape", [2, 3]),
         ("page_shape", [2, 3, 13, 1]),
         ("page_shape", [2, 3, None]),
+        ("page_shape", [0, 3, 13]),
         ("page_shape", {"0": 2}),
         ("head_xxh3", HASH.upper()),
         ("tail_xxh3", HASH + "0"),
