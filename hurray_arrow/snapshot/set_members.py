@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,8 @@ from hurray_arrow.snapshot.reader import Snapshot
 SPEC = "snapshot format 3"
 #: What all members of a set have to say alike.
 _IDENTITY = ("model", "adapter", "tenant")
+#: How many missing members an error names.
+_SHOWN_MEMBERS = 20
 #: What tensors of one key have to have alike; heads are what members share out.
 _ALIKE = ("num_pages", "num_seqs", "element_type", "index_type")
 
@@ -77,9 +80,11 @@ def in_order(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
         if other is not snapshot:
             message = f"{member} is {other.url}'s and {snapshot.url}'s"
             raise SnapshotCorruptError(Problem(ProblemCode.SET_MEMBER_DUPLICATE, "set.member", message, SPEC))
-    missing = sorted(set(range(members)) - set(by_member))
-    if missing:
-        numbers = ", ".join(map(str, missing))
+    num_missing = members - len(by_member)
+    if num_missing:
+        # As many as a file says there are: not all of them are named.
+        missing = islice((number for number in count() if number not in by_member), min(num_missing, _SHOWN_MEMBERS))
+        numbers = ", ".join(map(str, missing)) + (", …" if num_missing > _SHOWN_MEMBERS else "")
         raise SnapshotIncompleteError(
             f"set {_fact(first, 'id', str)}: of its members 0 to {members - 1} these are missing: {numbers}"
         )

@@ -72,6 +72,14 @@ def codes(error):
     return list(dict.fromkeys(error.value.codes))
 
 
+def test_members_that_are_only_claimed_are_not_counted_through(tmp_path):
+    """What a file says of its set is a number that anybody can write."""
+    for member in (1, 3):
+        write_member(tmp_path, [make_tensor(layer_index=member)], member, 10_000_000)
+    with pytest.raises(ha.SnapshotIncompleteError, match=r"0 to 9999999 these are missing: 0, 2, 4, 5, .*21, …$"):
+        ha.open_snapshot_set(str(tmp_path / "cache.m*.arrow"))
+
+
 def test_a_set_reads_as_the_cache_that_was_split(tmp_path, paths):
     expected = whole_tensors()
     assert [path.name for path in paths] == ["cache.m0of3.arrow", "cache.m1of3.arrow", "cache.m2of3.arrow"]
