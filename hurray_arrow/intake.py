@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hurray_arrow.elements import ElementType, element_type
 from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.sequences import read_only, take_integers
-from hurray_arrow.spec import INDEX_TYPES, IndexType
+from hurray_arrow.spec import INDEX_TYPES, UINT32_MAX, IndexType
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 IndexArray: TypeAlias = npt.NDArray[Any]
@@ -110,6 +110,31 @@ def index_type_of(which: IndexType | str | int | None) -> IndexType | None:
         return INDEX_TYPES[which]
     message = f"{which!r}, expected one of {', '.join(INDEX_TYPES)}"
     raise InvalidDescriptorError(Problem(ProblemCode.INDEX_TYPE_INVALID, "index_type", message, _SPEC))
+
+
+def take_names(layer_name: object, component: object, kv_group: Any) -> int | None:
+    """Check what a tensor is called, and give its group as a Python integer.
+
+    Raises
+    ------
+    InvariantError
+        ``field_out_of_range``: a group that is no uint32, a component without a name.
+    TypeError
+        A name that is no str, a group that is no integer.
+
+    Spec: snapshot format section 2, tensor key.
+    """
+    for name, value in (("layer_name", layer_name), ("component", component)):
+        if not (isinstance(value, str) or (value is None and name == "layer_name")):
+            raise TypeError(f"{name}: expected str, got {type(value).__name__}")
+    if not component:
+        message = "'', expected 'values', or the name of a companion such as 'scales'"
+        raise InvariantError(Problem(ProblemCode.FIELD_OUT_OF_RANGE, "component", message, "snapshot format 2"))
+    group = None if kv_group is None else int(operator.index(kv_group))
+    if group is not None and not 0 <= group <= UINT32_MAX:
+        message = f"{group} is not in 0…{UINT32_MAX}"
+        raise InvariantError(Problem(ProblemCode.FIELD_OUT_OF_RANGE, "kv_group", message, "snapshot format 2"))
+    return group
 
 
 def take_tables(block_table: Any, seq_ptr: Any, index_type: IndexType | None) -> tuple[list[Problem], IndexType]:

@@ -34,7 +34,7 @@ class PrefixGroup:
     page_size
         Slots of a page.
     window_tokens
-        How many tokens its layers look at, the newest one included, as models count it; ``None`` for all.
+        How many tokens its layers look at, the newest one included, as models count it; ``None`` or 0 for all.
     adapter, tenant
         Of the sequences that name none.
     """
@@ -239,7 +239,8 @@ def _restorable_ranges(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
 
     A run that starts late has that only from its own first window on.
     """
-    window = group.window_tokens
+    # A window of no token is none: somebody wrote 0 for "not set".
+    window = group.window_tokens or None
     ranges = []
     for first, stop in _stored_runs(group, s):
         least = 0 if first == 0 else None if window is None else first + window - 1

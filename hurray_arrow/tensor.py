@@ -20,7 +20,7 @@ from hurray_arrow.doors import TensorDoors
 from hurray_arrow.elements import ElementType, PrivateType
 from hurray_arrow.elements import element_type as element_type_of
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, QuantizationError, UnknownSequenceLengthError
-from hurray_arrow.intake import as_bytes, index_type_of, join_tables, shape_pool, take_pool, take_tables
+from hurray_arrow.intake import as_bytes, index_type_of, join_tables, shape_pool, take_names, take_pool, take_tables
 from hurray_arrow.quantization import Quantization
 from hurray_arrow.reading import PagedReading
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER
@@ -74,7 +74,8 @@ class BlockPagedTensor(PagedReading, TensorDoors):
     ------
     InvariantError
         With everything that is broken: any code of :meth:`validate`, and ``buffer_dtype``, ``buffer_layout``,
-        ``buffer_missing``, ``page_pool_size``, ``block_table_size``, which ``permissive`` does not let through.
+        ``buffer_missing``, ``page_pool_size``, ``block_table_size``, which ``permissive`` does not let through; or
+        ``field_out_of_range`` for a component without a name or a kv_group that is no uint32.
     QuantizationError
         Where only ``quantization_buffer_size`` is wrong.
 
@@ -95,6 +96,7 @@ class BlockPagedTensor(PagedReading, TensorDoors):
     permissive: InitVar[bool] = False
 
     def __post_init__(self, permissive: bool) -> None:
+        object.__setattr__(self, "kv_group", take_names(self.layer_name, self.component, self.kv_group))
         arrays = (self.page_pool, self.block_table, self.seq_ptr, *self.quantization_buffers)
         _refuse(validate_arrays(self.descriptor, arrays))
         for name in ("page_pool", "block_table", "seq_ptr"):

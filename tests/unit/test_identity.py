@@ -340,6 +340,9 @@ def test_every_group_has_to_hold_what_its_layers_look_at():
     assert match_groups(with_window, TOKENS[:9]) == (0, 9, None)
     assert match_groups(with_window, TOKENS[:8]) == (None, 0, None)
     assert match_groups(with_window, TOKENS, page_aligned=True) == (0, 9, None)
+    # A window of 1 looks at nothing that is stored; one of 0 is a window that nobody set.
+    assert match_groups([full, PrefixGroup(window, 3, window_tokens=1)], TOKENS[:5]) == (0, 5, None)
+    assert match_groups([full, PrefixGroup(window, 3, window_tokens=0)], TOKENS[:5]).num_tokens == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -440,6 +440,27 @@ class TestConstructor:
                 error = refused(BlockPagedTensor, tensor.descriptor, error=InvalidDescriptorError, **arguments)
                 assert code in error.codes
 
+    @pytest.mark.parametrize(
+        ("names", "error"),
+        [
+            ({"kv_group": -1}, InvariantError),
+            ({"kv_group": 2**32}, InvariantError),
+            ({"kv_group": "0"}, TypeError),
+            ({"component": ""}, InvariantError),
+            ({"component": None}, TypeError),
+            ({"layer_name": 3}, TypeError),
+        ],
+    )
+    def test_names_that_no_column_holds(self, names, error):
+        for permissive in (False, True):
+            caught = refused(make_tensor, **names, permissive=permissive, error=error)
+            if error is InvariantError:
+                assert caught.codes == ["field_out_of_range"]
+
+    def test_a_group_is_a_python_integer(self):
+        assert [type(make_tensor(kv_group=group).kv_group) for group in (np.int64(1), True, 2**32 - 1)] == [int] * 3
+        assert make_tensor(kv_group=np.uint32(7)).kv_group == 7
+
     def test_replace_checks_again(self):
         tensor = make_tensor(**sample_facts())
         assert dataclasses.replace(tensor, layer_name="a").layer_name == "a"
