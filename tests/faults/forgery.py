@@ -271,6 +271,8 @@ def column_places(schema: pa.Schema) -> dict[str, tuple[int, int]]:
 
 
 def _own_buffers(kind: pa.DataType) -> int:
+    if pa.types.is_null(kind):
+        return 0
     if pa.types.is_struct(kind) or pa.types.is_fixed_size_list(kind):
         return 1
     three = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

@@ -10,7 +10,7 @@ import struct
 
 SCHEMA_IN_FOOTER, SCHEMA_IN_MESSAGE = 1, 2
 FIELDS_IN_SCHEMA, PAIRS_IN_SCHEMA = 1, 2
-PAIRS_IN_MESSAGE = 4
+BODY_IN_MESSAGE, PAIRS_IN_MESSAGE, DICTIONARIES_IN_FOOTER = 3, 4, 2
 #: Type numbers of Schema.fbs.
 NULL, TIMESTAMP, UNION = 1, 10, 14
 #: Field: table of name, nullable, type's number, type, dictionary, children, custom metadata; a place each.
