@@ -7,7 +7,9 @@ refused, and text that has no UTF-8).
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from hurray_arrow.spec import UINT64_MAX
@@ -36,7 +38,7 @@ def dumps(value: Any) -> str:
     try:
         return json.dumps(_exact(value, 1), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise JsonError(str(error)) from error
+        raise JsonError(str(error).lstrip(".: ")) from error
 
 
 def loads(text: str | bytes, *, max_bytes: int, max_parsed_bytes: int | None = None) -> Any:
@@ -107,17 +109,33 @@ def as_integer(value: Any, *, what: str) -> int:
 
 
 def _exact(value: Any, depth: int) -> Any:
+    """Give a value as JSON has it exactly; the message of an error grows by its place on the way out."""
     if isinstance(value, (dict, list, tuple)) and depth > MAX_DEPTH:
-        raise JsonError(f"nested deeper than {MAX_DEPTH}")
+        raise JsonError(f": nested deeper than {MAX_DEPTH}")
     if isinstance(value, dict):
         if not all(isinstance(key, str) for key in value):
-            raise JsonError("keys must be strings")
-        return {key: _exact(item, depth + 1) for key, item in value.items()}
+            raise JsonError(": keys must be strings")
+        return _exact_items(value.items(), depth + 1)
     if isinstance(value, (list, tuple)):
-        return [_exact(item, depth + 1) for item in value]
+        return list(_exact_items(enumerate(value), depth + 1).values())
     if type(value) is int and abs(value) >= FIRST_INEXACT_INTEGER:
         return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JsonError(f": {value} is not allowed")
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise JsonError(f": {type(value).__name__}, expected str, int, float, bool, None, list or dict")
     return value
+
+
+def _exact_items(items: Iterable[tuple[Any, Any]], depth: int) -> dict[Any, Any]:
+    made = {}
+    for key, item in items:
+        try:
+            made[key] = _exact(item, depth)
+        except JsonError as error:
+            place = f".{key}" if isinstance(key, str) else f"[{key}]"
+            raise JsonError(f"{place:.80}{error}") from error
+    return made
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 
+import numpy as np
 import pytest
 
 from hurray_arrow import _json
@@ -140,6 +141,20 @@ def test_what_is_written_is_canonical():
 )
 def test_what_cannot_be_written(value):
     with pytest.raises(JsonError):
+        _json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ({"topology": {"tp_rank": np.int64(1)}}, "topology.tp_rank: int64"),
+        ({"user": [{}, {"a": [0, math.nan]}]}, r"user\[1\].a\[1\]: nan"),
+        ({"user": {"a": {3: 4}}}, "user.a: keys"),
+    ],
+)
+def test_the_place_is_named(value, place):
+    """A number of numpy's deep in a metadata is found by nobody otherwise."""
+    with pytest.raises(JsonError, match=f"^{place}"):
         _json.dumps(value)
 
 
