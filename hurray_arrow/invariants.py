@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, Quantization
-from hurray_arrow.sequences import Sequences, UInt64Array
+from hurray_arrow.sequences import Sequences, UInt64Array, sum_of
 from hurray_arrow.spec import UINT64_MAX
 
 IndexArray = npt.NDArray[Any]
@@ -314,6 +314,10 @@ def _length_problems(
     if total > total_tokens or (complete and total != total_tokens):
         expected = f"total_tokens {total_tokens}" if complete else f"<= total_tokens {total_tokens}, some are unknown"
         message = f"sum {total}, expected {expected}"
+        problems.append(Problem(ProblemCode.SEQ_LENS_SUM, "seq_lens", message, "wire format 2"))
+    most = total + sum_of(pages[~known]) * page_size
+    if not complete and total_tokens > most:
+        message = f"{most} at most with every slot of the sequences of unknown length, expected {total_tokens} or more"
         problems.append(Problem(ProblemCode.SEQ_LENS_SUM, "seq_lens", message, "wire format 2"))
     return problems
 

@@ -163,11 +163,7 @@ class Sequences:
 
     def recorded_tokens(self) -> int:
         """Give the sum of the lengths that are known, in tokens."""
-        if self.seq_lens is None:
-            return 0
-        # Summed in halves: neither wraps below 2**32 sequences.
-        high, low = self.seq_lens >> np.uint64(32), self.seq_lens & np.uint64(0xFFFFFFFF)
-        return (int(high.sum()) << 32) + int(low.sum())
+        return 0 if self.seq_lens is None else sum_of(self.seq_lens)
 
     def sizes(self) -> dict[str, int]:
         """Give the number of entries of each fact that is there."""
@@ -185,6 +181,13 @@ class Sequences:
 
 def _refuse(code: ProblemCode, where: str, message: str) -> InvariantError:
     return InvariantError(Problem(code, where, message, _SPEC))
+
+
+def sum_of(values: UInt64Array) -> int:
+    """Give the sum of fewer than 2**32 integers, whatever they are."""
+    # Summed in halves, neither of which wraps.
+    high, low = values >> np.uint64(32), values & np.uint64(0xFFFFFFFF)
+    return (int(high.sum()) << 32) + int(low.sum())
 
 
 def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -213,6 +213,10 @@ class TestSequences:
             ([11, 0, 2], [("seq_len_exceeds_pages", "seq_lens[0]")]),
             ([8, 0, 4], [("seq_lens_sum", "seq_lens")]),
             ([9, None, 5], [("seq_lens_sum", "seq_lens")]),
+            ([None, 0, 3], []),
+            # The others would need more slots than their pages have.
+            ([None, 0, 2], [("seq_lens_sum", "seq_lens")]),
+            ([7, None, None], [("seq_lens_sum", "seq_lens")]),
             ([8, 0], [("sequence_facts_size", "seq_lens")]),
             ([0, 0, 2**64 - 1], [("seq_len_exceeds_pages", "seq_lens[2]"), ("seq_lens_sum", "seq_lens")]),
         ],
