@@ -306,7 +306,7 @@ class _Unfolded:
         # A vtable may be shorter than what is read of it, and stand at the end.
         described = data[vtable : vtable + _FIELD_VTABLE.size]
         if len(described) < _FIELD_VTABLE.size:
-            described = bytes(described).ljust(_FIELD_VTABLE.size, b"\0")
+            described = memoryview(bytes(described).ljust(_FIELD_VTABLE.size, b"\0"))
         size, _, name, _, type_tag, kind, _, children, pairs = _FIELD_VTABLE.unpack(described)
         if size > 4 and name:
             self._take(self._size(field + name))
