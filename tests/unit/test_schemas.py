@@ -256,7 +256,12 @@ CHANGES = [
     ("index", "rows.0.num_pages", [0], [DROPPED, None, -1]),
     ("index", "rows.0.num_seqs", [0], [DROPPED, None, -1]),
     ("index", "rows.0.element_type", ["x"], [DROPPED, None, 7]),
-    ("index", "rows.0.page_shape", [[0, 0, 0]], [DROPPED, None, [1, 2], [1, 2, 3, 4], [1, 2, -3], "123", {}]),
+    (
+        "index",
+        "rows.0.page_shape",
+        [[1, 0, 0], ["10", 0, "0"]],
+        [DROPPED, None, [1, 2], [1, 2, 3, 4], [1, 2, -3], [0, 2, 3], ["00", 2, 3], "123", {}],
+    ),
     ("index", "rows.0.encoding", ["x"], [DROPPED, None, 7]),
     ("index", "rows.0.index_type", ["uint64"], [DROPPED, None, 7]),
     ("index", "rows.0.offset", ["800"], [DROPPED, None, -8]),
