@@ -63,7 +63,7 @@ class RemoteFile:
             self._refuse_existing()
         self._part = Part()
         self._part_bytes = self._size_of_part(1)
-        self._number = 0
+        self._begun, self._number = False, 0
         self._sending: deque[tuple[Part, Future[Any]]] = deque()
         self._receipts: list[Any] = []
         self._spare: list[Part] = []
@@ -125,8 +125,8 @@ class RemoteFile:
             with contextlib.suppress(Exception):
                 sending.result()
         self._sending.clear()
-        if self._number:
-            self._number = 0
+        if self._begun:
+            self._begun = False
             # Nothing is visible either way, and why the upload failed is what the caller has to hear.
             with contextlib.suppress(Exception):
                 self._object.abort()
@@ -134,7 +134,8 @@ class RemoteFile:
     def _send(self, *, last: bool) -> None:
         part = self._part
         part.truncate()
-        if not self._number:
+        if not self._begun:
+            self._begun = True
             self._object.begin(part_bytes=self._part_bytes, overwrite=self._overwrite)
         self._number += 1
         self._check_limit()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -189,6 +190,46 @@ def test_a_killed_writer_leaves_the_old_object_or_the_new_one(store, moment):
     else:
         assert code == -9
         assert store.bytes_of(url) == OLD
+
+
+@pytest.mark.parametrize("moment", ["begin", "first part", "later part", "completion"])
+@pytest.mark.parametrize("store", ["s3"], indirect=True)
+def test_an_interrupted_writer_leaves_no_upload(store, moment):
+    """Ctrl-C while the store is asked: what it began is thrown away, also when its answer comes only then."""
+    url = store.unique()
+    store.replace(url, OLD)
+    child = subprocess.Popen([sys.executable, "-c", _CHILD], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    parts, struck = [], []
+
+    def strike(request):
+        parts.extend([request] if request.is_part and "partNumber=" in request.target else [])
+        now = {
+            "begin": request.method == "POST" and "uploads" in request.target,
+            "first part": len(parts) == 1,
+            "later part": len(parts) == 3,
+            "completion": is_completion(request),
+        }[moment]
+        if not now or struck:
+            return None
+        struck.append(request)
+        child.send_signal(signal.SIGINT)
+        if moment == "begin":
+            time.sleep(0.5)
+            return None
+        # Whoever was interrupted does not wait for the answer.
+        child.wait(timeout=60)
+        return Reset()
+
+    store.proxy.fault = strike
+    _, said = child.communicate(json.dumps([url, store.options]).encode(), timeout=120)
+    while moment == "begin" and not struck[0].status:
+        time.sleep(0.05)
+    store.proxy.reset()
+    assert struck
+    assert child.returncode != 0
+    assert b"KeyboardInterrupt" in said
+    assert store.bytes_of(url) == OLD
+    assert left_over(store, url) == []
 
 
 @pytest.mark.usefixtures("small_parts")

@@ -10,7 +10,7 @@ import io
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import fsspec.asyn
@@ -19,6 +19,8 @@ from hurray_arrow.errors import SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, TRIES, Place, TruncatedBodyError, is_transient, translated
 
+#: How long an upload that was interrupted while it began is waited for.
+_PATIENCE_SECONDS = 10
 #: Requests of one call that are under way at the same time.
 IN_FLIGHT = 8
 
@@ -142,6 +144,7 @@ class AsyncObject(StoreObject):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._pid = os.getpid()
+        self._beginning: Future[None] | None = None
 
     @property
     def _fs(self) -> Any:
@@ -160,7 +163,7 @@ class AsyncObject(StoreObject):
 
     def fetch(self, pieces: Sequence[Piece]) -> None:
         """Fill memory with ranges; see :meth:`StoreObject.fetch`."""
-        fsspec.asyn.sync(self._fs.loop, self._fetch_all, pieces)
+        self._waited(self._fetch_all, pieces)
 
     def put(self, part: Part, *, overwrite: bool) -> Any:
         """Create the object at once; see :meth:`StoreObject.put`."""
@@ -168,7 +171,10 @@ class AsyncObject(StoreObject):
 
     def begin(self, *, part_bytes: int, overwrite: bool) -> None:
         """Start an object in parts; see :meth:`StoreObject.begin`."""
-        self._run(self._begin, part_bytes, overwrite, doing="start of the upload", creating=not overwrite)
+        doing, creating = "start of the upload", not overwrite
+        beginning = self._tried(self._begin, part_bytes, overwrite, doing=doing, creating=creating)
+        self._beginning = asyncio.run_coroutine_threadsafe(beginning, self._fs.loop)
+        self._beginning.result()
 
     def send(self, number: int, part: Part, *, last: bool) -> Future[Any]:
         """Send a part; see :meth:`StoreObject.send`."""
@@ -182,6 +188,9 @@ class AsyncObject(StoreObject):
 
     def abort(self) -> None:
         """Throw the parts away; see :meth:`StoreObject.abort`."""
+        if self._beginning is not None:
+            # Interrupted while the store was asked: what it began can only be aborted by the name that it answers with.
+            wait([self._beginning], timeout=_PATIENCE_SECONDS)
         self._run(self._abort, doing="abort of the upload")
 
     @abstractmethod
@@ -223,7 +232,7 @@ class AsyncObject(StoreObject):
         try:
             await asyncio.gather(*tasks)
         finally:
-            for task in tasks:
+            for task in filter(None, tasks):
                 task.cancel()
             # Nobody may write into the memory after the call has failed.
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -254,7 +263,23 @@ class AsyncObject(StoreObject):
         doing: str,
         creating: bool = False,
     ) -> Answer:
-        answer: Answer = fsspec.asyn.sync(self._fs.loop, self._tried, work, *arguments, doing=doing, creating=creating)
+        answer: Answer = self._waited(self._tried, work, *arguments, doing=doing, creating=creating)
+        return answer
+
+    def _waited(self, work: Callable[..., Awaitable[Answer]], *arguments: Any, **how: Any) -> Answer:
+        """Wait for what the event loop does; an interrupt ends that too, so that nothing becomes visible later."""
+        loop, tasks = self._fs.loop, []
+
+        async def watched() -> Answer:
+            tasks.append(asyncio.current_task())
+            return await work(*arguments, **how)
+
+        try:
+            answer: Answer = fsspec.asyn.sync(loop, watched)
+        except BaseException:
+            for task in filter(None, tasks):
+                loop.call_soon_threadsafe(task.cancel)
+            raise
         return answer
 
     async def _tried(
