@@ -36,6 +36,8 @@ class Commands(click.Group):
             raise Unreadable(printable(f"{error.filename or error}: no such file")) from error
         except (HurrayArrowError, OSError) as error:
             raise Unreadable(printable(f"{type(error).__name__}: {error}")) from error
+        except MemoryError as error:
+            raise Unreadable(printable(f"not enough memory: {error}")) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 

@@ -33,6 +33,8 @@ MAX_ROW_BYTES = 8 << 20
 ONE_ROW_BYTES = 1 << 20
 #: How much larger than their row its small columns may be, once they are decompressed.
 FREE_SMALL_BYTES = 4 << 20
+#: How many times their row a row's pages may be, where they are more than most rows hold.
+MAX_EXPANSION = 100
 #: Elements whose most significant byte is nearly all of an 8-bit exponent.
 WIDE_EXPONENTS = ("bfloat16", "float32")
 
@@ -50,6 +52,11 @@ class _EncodedRow:
     num_pages: int
     pages_bytes: int
     encoded: Future[_Encoded]
+
+
+def most_decoded_bytes(stored_bytes: int) -> int:
+    """Return how many bytes of pages a row of so many bytes may hold: a page of zeros, however large, takes nothing."""
+    return max(MAX_ROW_BYTES, MAX_EXPANSION * stored_bytes)
 
 
 class ArchiveRows:
@@ -164,7 +171,9 @@ class ArchiveRows:
     def _encode(self, placed: PlacedTensor, batch: pa.RecordBatch, pages: npt.NDArray[np.uint8]) -> _Encoded:
         page_class = self._plan.page_class_of(placed.tensor.descriptor)
         parts = compressed_batch(batch, exponents=self._exponents(page_class))
-        if batch.nbytes - pages.nbytes > sum(map(len, parts)) + FREE_SMALL_BYTES // 2:
+        size = sum(map(len, parts))
+        small_bytes = batch.nbytes - pages.nbytes
+        if small_bytes > size + FREE_SMALL_BYTES // 2 or pages.nbytes > most_decoded_bytes(size // 2):
             # Readers would take it for a bomb.
             parts = [memoryview(encoded_batch(batch))]
         row_hash = xxhash.xxh3_64()

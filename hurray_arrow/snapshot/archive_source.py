@@ -23,7 +23,7 @@ from hurray_arrow.arrow.tensor_rows import aligned_empty
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.elements import ELEMENT_TYPES
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
-from hurray_arrow.snapshot.archive_rows import FREE_SMALL_BYTES, MAX_ROW_BYTES
+from hurray_arrow.snapshot.archive_rows import FREE_SMALL_BYTES, MAX_ROW_BYTES, most_decoded_bytes
 from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import IndexRow
@@ -193,7 +193,7 @@ class ArchiveIndexedRows(IndexedRows):
             if stated < -1:
                 raise IpcLayoutError(f"a buffer states {stated} bytes")
             total += size if stated == -1 else stated
-        most = _most_page_bytes(place) + stored.size + FREE_SMALL_BYTES
+        most = min(_most_page_bytes(place), most_decoded_bytes(stored.size)) + stored.size + FREE_SMALL_BYTES
         if total > most:
             message = f"{stored.size} bytes with {place.num_pages} pages state {total} bytes, expected at most {most}"
             raise IpcLayoutError(message)

@@ -62,3 +62,13 @@ def test_an_interrupt_is_no_finding(run, path, monkeypatch):
 
 def test_no_progress_bar_where_nobody_looks(run, path):
     assert run("validate", path).stderr == ""
+
+
+def test_too_little_memory_is_said_in_a_line(run, path, monkeypatch):
+    def without_memory(*_):
+        raise MemoryError("Unable to allocate 1.00 TiB")
+
+    monkeypatch.setattr(ha.Snapshot, "verify", lambda *_, **__: without_memory())
+    result = run("verify", path)
+    assert result.exit_code == 3
+    assert result.stderr.strip().splitlines() == ["Error: not enough memory: Unable to allocate 1.00 TiB"]

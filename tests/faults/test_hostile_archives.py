@@ -14,7 +14,7 @@ from tests.faults import hostile, hostile_archives
 from tests.faults.children import limit_memory, run_cases
 from tests.faults.forgery import Forgery
 from tests.faults.outcome import SAME, Original, SilentDamageError, outcome_of
-from tests.sample import make_tensor
+from tests.sample import ALL_ELEMENT_TYPES, make_tensor
 
 #: What Arrow may allocate: what the small columns of a small row may state, and a little.
 ARROW_BYTES = FREE_SMALL_BYTES + (4 << 20)
@@ -107,3 +107,34 @@ def test_small_columns_that_would_look_like_a_bomb_are_written_as_they_are(tmp_p
     with open_snapshot(tmp_path / "s.arrow") as snapshot:
         assert snapshot.read().equals(tensor)
     assert (tmp_path / "s.arrow").stat().st_size > 4 * tokens
+
+
+@pytest.mark.parametrize("element_type", ["uint8", "bfloat16", "int4"])
+def test_a_page_of_zeros_that_would_look_like_a_bomb_is_written_as_it_is(tmp_path, element_type):
+    """However large a page of zeros is, it compresses to next to nothing."""
+    page_bytes = 13 << 20
+    head_dim = {"uint8": page_bytes, "bfloat16": page_bytes // 2, "int4": 2 * page_bytes + 1}[element_type]
+    element = ALL_ELEMENT_TYPES[element_type]
+    pool = np.zeros(page_bytes + 1 if element.is_packed else (1, 1, 1, head_dim), element.pool_dtype)
+    tensor = make_tensor(
+        element_type=element_type,
+        page_pool=pool,
+        num_pages=1,
+        page_size=1,
+        num_heads=1,
+        head_dim=head_dim,
+        block_tables=[[0], []],
+        seq_lens=[1, 0],
+    )
+    path = tmp_path / "s.arrow"
+    write_snapshot(path, [tensor], profile="archive")
+    assert path.stat().st_size > page_bytes
+    with open_snapshot(path) as snapshot:
+        assert snapshot.read(verify=True).equals(tensor)
+    forgery = Forgery(path.read_bytes())
+    forgery.compression = "zstd"
+    path.write_bytes(forgery.content())
+    assert path.stat().st_size < page_bytes // 100
+    with open_snapshot(path) as snapshot, pytest.raises(OSError) as caught:
+        snapshot.read()
+    assert caught.value.codes == ["arrow_invalid"]

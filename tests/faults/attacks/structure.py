@@ -144,6 +144,28 @@ for _name, (_tries, _case) in _IN_COMPRESSED_ROWS.items():
     forged(archive, BOMBS, _tries, stopped_by="arrow_invalid", at="read", name=_name)(_change)
 
 
+@attack(BOMBS, "a page of 100 MiB of zeros, in 10 KB", stopped_by="arrow_invalid", at="read")
+def a_page_of_zeros() -> bytes:
+    pool = np.zeros((1, 1, 1, 100 << 20), np.uint8)
+    tensor = BlockPagedTensor.from_arrays(pool, block_tables=[[0]], seq_lens=[1], kv_role="key", element_type="uint8")
+    forgery = Forgery(written(lambda path: write_snapshot(path, [tensor], profile="archive")))
+    forgery.compression = "zstd"
+    return forgery.content()
+
+
+@attack(BOMBS, "pages that take no bytes and 100 MiB of checksums, in 12 KB", stopped_by="arrow_invalid", at="read")
+def checksums_of_nothing() -> bytes:
+    pool = np.empty((1 << 40, 3, 2, 0), np.float16)
+    tensor = BlockPagedTensor.from_arrays(pool, block_tables=[[7]], seq_lens=[3], kv_role="key")
+    forgery = Forgery(written(lambda path: write_snapshot(path, [tensor], profile="archive")))
+    kind = forgery.schema.field("page_checksums").type
+    checksums = pa.array(np.zeros(13 << 20, np.uint64))
+    offsets = pa.py_buffer(np.array([0, len(checksums)], np.int64))
+    forgery.set_column(0, "page_checksums", pa.Array.from_buffers(kind, 1, [None, offsets], children=[checksums]))
+    forgery.compression = "zstd"
+    return forgery.content()
+
+
 @forged(share, BOMBS, "the end batch is compressed and states 100 MiB", stopped_by="footer_invalid")
 def an_end_batch_that_is_a_bomb(forgery: Forgery) -> None:
     forgery.end_compression = "zstd"
