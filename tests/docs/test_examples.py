@@ -36,7 +36,7 @@ def snapshot(tmp_path_factory):
 def test_every_folder_is_listed():
     listed = re.findall(r"\| \[(\w+)\]\(\1\)", (EXAMPLES / "README.md").read_text())
     assert sorted(listed) == ALL_FOLDERS
-    assert len(FOLDERS) == 11
+    assert len(FOLDERS) == 12
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
