@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hurray_arrow.errors import SnapshotMismatchError
 from hurray_arrow.identity import (
     SEQUENCE_FACTS,
     TENSOR_FACTS,
@@ -53,6 +54,11 @@ def check_facts(snapshot: Snapshot, expect: Mapping[str, Any] | None) -> None:
         num_seqs = {entry.kv_group: entry.num_seqs for entry in snapshot.entries}
         groups = [(snapshot.group_tables(kv_group).sequences, number) for kv_group, number in num_seqs.items()]
         owners = {name: stated_by_sequences(name, groups, metadata=snapshot.metadata) for name in asked}
+        lost = snapshot.profile is None
+        for name, of_all in owners.items():
+            # Where recovery found no metadata nobody knows whose a sequence is that names nobody.
+            if lost and (None in of_all or not of_all):
+                raise SnapshotMismatchError(field=name, expected=asked[name], found=None)
         check_expected(snapshot.metadata, asked, facts=agreed_facts(owners))
 
 

@@ -177,7 +177,7 @@ class Snapshot(ViewDoors):
             The prompt's token ids, uint32 ``[tokens]``.
         adapter, tenant, media, page_aligned
             As of :func:`hurray_arrow.identity.match_prefix`. A sequence that names no adapter or tenant has the
-            snapshot's.
+            snapshot's. Where recovery found no metadata nothing matches, because it might have said whose all of it is.
 
         Returns
         -------
@@ -190,7 +190,7 @@ class Snapshot(ViewDoors):
         InvariantError, SnapshotCorruptError
             As :func:`hurray_arrow.identity.match_prefix` and :meth:`read`.
         """
-        groups = self.prefix_groups()
+        groups = [] if self.profile is None else self.prefix_groups()
         return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
 
     def prefix_groups(self) -> list[PrefixGroup]:

@@ -324,6 +324,30 @@ def test_expectations_hold_for_what_is_recovered_too(share_path):
         open_snapshot(share_path, recover=True, expect={"model.revision": "9f2c"})
 
 
+def test_whose_it_is_got_lost_with_the_metadata(tmp_path):
+    """Polars drops the metadata, and with it the adapter and the tenant that all sequences have."""
+    path = tmp_path / "s.arrow"
+    ids = [list(range(13)), [], list(range(10)), list(range(4))]
+    tensors = [make_tensor(token_ids=ids)]
+    write_snapshot(path, tensors, metadata={"adapter": "lora", "tenant": "t-1"})
+    with open_snapshot(path, expect={"tenant": "t-1", "adapter": "lora"}) as snapshot:
+        assert snapshot.match_prefix(ids[0], adapter="lora", tenant="t-1").num_tokens == 13
+        assert snapshot.match_prefix(ids[0]).num_tokens == 0
+    pl.read_ipc(path).write_ipc(path)
+    for expect in ({"tenant": None}, {"adapter": None}, {"tenant": "t-1"}):
+        with pytest.raises(SnapshotMismatchError) as caught:
+            open_snapshot(path, recover=True, expect=expect)
+        assert caught.value.found is None
+    with open_snapshot(path, recover=True) as snapshot:
+        assert next(snapshot.iter_tensors()).equals(tensors[0])
+        assert snapshot.match_prefix(ids[0]).num_tokens == 0
+    # What the sequences themselves say is still there.
+    write_snapshot(path, [make_tensor(tenant=["t-2"] * 4)], overwrite=True)
+    pl.read_ipc(path).write_ipc(path)
+    with open_snapshot(path, recover=True, expect={"tenant": "t-2"}) as snapshot:
+        assert len(snapshot.entries) == 1
+
+
 def test_another_version_is_not_recovered(tmp_path):
     path = tmp_path / "s.arrow"
     write_snapshot(path, small_tensors(), metadata=METADATA)
