@@ -23,6 +23,7 @@ from hurray_arrow.cli.output import console, count, print_json, printable, progr
 from hurray_arrow.errors import UnknownSequenceLengthError
 from hurray_arrow.ops.select import Which
 from hurray_arrow.snapshot import CopyReport, copy_snapshot, open_snapshot
+from hurray_arrow.snapshot.sets import is_glob
 
 _CHOICES: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -143,6 +144,8 @@ def run(
             as_json=as_json,
         )
         return
+    if is_glob(source) and not options["merge_heads"]:
+        raise click.UsageError("a glob names several snapshots: --merge-heads makes one of a set")
     chosen: list[Which] | None = None
     if sequences is not None or sequence_ids:
         chosen = [*(sequences or []), *sequence_ids]
