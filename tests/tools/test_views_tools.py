@@ -80,6 +80,32 @@ def test_sql_over_a_variable_works_on_each_view_for_every_element_type(tmp_path,
             )
 
 
+def values_of(tool, snapshot, folder, options):
+    """Return the values of all pages, flat, as a tool gives them."""
+    if tool == "polars":
+        return polars.scan(snapshot, "pages", **options).select("values").collect()["values"].to_numpy().reshape(-1)
+    if tool == "pandas":
+        return np.stack(pandas.frame(snapshot, "pages", **options)["values"]).reshape(-1)
+    if tool == "datafusion":
+        table = datafusion.connect(snapshot, pages=options).sql('select "values" from pages order by page_id')
+        return np.asarray(table.to_arrow_table()["values"].combine_chunks().flatten())
+    export(snapshot, "pages", folder / "pages.parquet", **options)
+    found = duckdb.read_parquet(str(folder / "pages.parquet")).to_arrow_table()["values"]
+    return np.asarray(found.combine_chunks().flatten())
+
+
+@pytest.mark.parametrize("tool", ["polars", "pandas", "datafusion", "parquet"])
+@pytest.mark.parametrize("element_type", ALL_ELEMENT_TYPES)
+def test_every_tool_gets_the_values_of_every_element_type(tmp_path, tool, element_type):
+    ha.write_snapshot(tmp_path / "a.arrow", [make_tensor(element_type=element_type, page_size=4)])
+    with ha.open_snapshot(tmp_path / "a.arrow") as opened:
+        for values in ("raw", "float32") if has_numbers(element_type) else ("raw",):
+            expected = open_view(opened, "pages", values=values).reader().read_all()["values"].combine_chunks()
+            found = values_of(tool, opened, tmp_path, {"values": values, "columns": ["page_id", "values"]})
+            np.testing.assert_array_equal(found, expected.storage.flatten().to_numpy(zero_copy_only=False))
+            (tmp_path / "pages.parquet").unlink(missing_ok=True)
+
+
 def test_duckdb_pushes_columns_and_conditions(snapshot, read):
     db = duckdb_door.connect(snapshot, tokens={"values": "stats", "per_head": True}, component="values")
     query = "select norm from tokens where layer_index = 3 and kv_role = 'value' and sequence_id = 's-a'"
