@@ -10,6 +10,7 @@ Spec: snapshot format, sections 2 and 4.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,17 @@ from hurray_arrow.errors import (
 from hurray_arrow.sequences import Sequences
 
 SPEC = "snapshot format 2"
+#: What other tools may make of a column of integers, texts or bytes, by Arrow's number.
+_TYPES: Mapping[type, frozenset[int]] = {
+    int: frozenset(
+        {
+            *(pa.lib.Type_INT8, pa.lib.Type_INT16, pa.lib.Type_INT32, pa.lib.Type_INT64, pa.lib.Type_UINT8),
+            *(pa.lib.Type_UINT16, pa.lib.Type_UINT32, pa.lib.Type_UINT64, pa.lib.Type_FLOAT, pa.lib.Type_DOUBLE),
+        }
+    ),
+    str: frozenset({pa.lib.Type_STRING, pa.lib.Type_LARGE_STRING, pa.lib.Type_STRING_VIEW, pa.lib.Type_DICTIONARY}),
+    bytes: frozenset({pa.lib.Type_BINARY, pa.lib.Type_LARGE_BINARY, pa.lib.Type_BINARY_VIEW}),
+}
 _POOL_COLUMN = re.compile(rf"{PAGE_POOL}(_[1-9][0-9]*)?|{POOL_BYTES}")
 
 
@@ -107,18 +119,18 @@ class Row:
         pool_column, pool, page_class = reader.pool()
         sequences = reader.sequences()
         return cls(
-            tensor_index=reader.required("tensor_index"),
-            layer_index=reader.value("layer_index"),
-            layer_name=reader.value("layer_name"),
-            kv_role=reader.required("kv_role"),
-            component=reader.required("component"),
-            kv_group=reader.required("kv_group"),
-            page_offset=reader.required("page_offset"),
+            tensor_index=reader.required("tensor_index", int),
+            layer_index=reader.value("layer_index", int),
+            layer_name=reader.value("layer_name", str),
+            kv_role=reader.required("kv_role", str),
+            component=reader.required("component", str),
+            kv_group=reader.required("kv_group", int),
+            page_offset=reader.required("page_offset", int),
             tables=reader.tables(sequences or Sequences()),
             sequences=sequences,
             quantization_buffers=reader.binaries("quantization_buffers"),
-            descriptor=reader.value("descriptor"),
-            original_descriptor=reader.value("original_descriptor"),
+            descriptor=reader.value("descriptor", bytes),
+            original_descriptor=reader.value("original_descriptor", bytes),
             page_checksums=reader.checksums(),
             pool_column=pool_column,
             pool=pool,
@@ -137,14 +149,26 @@ class _Reader:
         self.number = number
         self.destination = destination
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str, kind: type[int | str | bytes]) -> Any:
         column = self.columns.get(name)
-        return None if column is None else column[self.number].as_py()
+        if column is None:
+            return None
+        if column.type.id not in _TYPES[kind] | {pa.lib.Type_NA}:
+            raise refuse(ProblemCode.ARROW_SCHEMA, name, f"the column is {column.type}")
+        value = column[self.number].as_py()
+        if kind is int and isinstance(value, float) and value.is_integer():
+            # pandas makes floats of integers as soon as one is null.
+            value = int(value)
+        fits = value is None or isinstance(value, kind)
+        if not fits or (kind is int and value is not None and value < 0):
+            what = "an integer of 0 or more" if kind is int else kind.__name__
+            raise refuse(ProblemCode.ARROW_SCHEMA, name, f"{value!r:.40}, expected {what}")
+        return value
 
-    def required(self, name: str) -> Any:
+    def required(self, name: str, kind: type[int | str]) -> Any:
         if name not in self.columns:
             raise refuse(ProblemCode.ARROW_SCHEMA, name, "the column is missing")
-        value = self.value(name)
+        value = self.value(name, kind)
         if value is None:
             raise refuse(ProblemCode.ARROW_NULL, name, "null in a column that has none")
         return value

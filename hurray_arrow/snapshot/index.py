@@ -20,7 +20,7 @@ from hurray_arrow.arrow.ipc_layout import Block
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.invariants import SHOWN_OF_A_KIND
 from hurray_arrow.snapshot.checksums import xxh3_hex
-from hurray_arrow.spec import UINT64_MAX
+from hurray_arrow.spec import KV_ROLES, UINT64_MAX
 
 INDEX_KEY = "hurray_arrow.index"
 INDEX_ZST_KEY = "hurray_arrow.index.zst"
@@ -105,6 +105,12 @@ def _string(value: Any, what: str) -> str:
     return value
 
 
+def _role(value: Any, what: str) -> str:
+    if not isinstance(value, str) or value not in KV_ROLES:
+        raise _json.JsonError(f"{what}: {value!r:.40}, expected one of {', '.join(KV_ROLES)}")
+    return value
+
+
 def _hash(value: Any, what: str) -> str:
     if not isinstance(value, str) or not _HASH.fullmatch(value):
         raise _json.JsonError(f"{what}: {value!r:.40}, expected 16 lower-case hex digits")
@@ -122,7 +128,8 @@ def _shape(value: Any, what: str) -> tuple[int, int, int]:
 
 
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
-    **dict.fromkeys(("kv_role", "component", "element_type", "encoding", "index_type", "layer_name"), _string),
+    "kv_role": _role,
+    **dict.fromkeys(("component", "element_type", "encoding", "index_type", "layer_name"), _string),
     **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3", "small_xxh3"), _hash),
     "page_shape": _shape,
 }

@@ -510,10 +510,10 @@ def _field(name: str, column: str, kind: Callable[[pa.DataType], pa.DataType], *
 
 
 _field("tensor_index int64", "tensor_index", lambda _: pa.int64(), SAME)
-_field("tensor_index utf8", "tensor_index", lambda _: pa.utf8(), "column_mismatch")
+_field("tensor_index utf8", "tensor_index", lambda _: pa.utf8(), "arrow_schema")
 _field("tensor_index float64", "tensor_index", lambda _: pa.float64(), SAME)
-_field("tensor_index bool", "tensor_index", lambda _: pa.bool_(), "column_mismatch")
-_field("kv_role binary", "kv_role", lambda _: pa.binary(), "column_mismatch")
+_field("tensor_index bool", "tensor_index", lambda _: pa.bool_(), "arrow_schema")
+_field("kv_role binary", "kv_role", lambda _: pa.binary(), "arrow_schema")
 _field("layer_name null", "layer_name", lambda _: pa.utf8(), SAME)
 
 

@@ -71,6 +71,37 @@ def test_a_row_is_what_the_tensor_says():
     ]
 
 
+@pytest.mark.parametrize("name", ["tensor_index", "layer_index", "kv_group", "page_offset"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["0"],
+        [b"0"],
+        [True],
+        [-1],
+        [0.5],
+        [float("inf")],
+        pa.array(["0"]).dictionary_encode(),
+        pa.array([0], pa.date32()),
+    ],
+    ids=str,
+)
+def test_numbers_of_other_types_are_refused(name, column):
+    assert codes(put(row(), name, column if isinstance(column, pa.Array) else pa.array(column))) == ["arrow_schema"]
+
+
+@pytest.mark.parametrize("name", ["layer_name", "kv_role", "component", "descriptor", "original_descriptor"])
+@pytest.mark.parametrize("column", [[0], [[1]], [{"a": 1}]], ids=str)
+def test_texts_and_bytes_of_other_types_are_refused(name, column):
+    assert codes(put(row(), name, pa.array(column))) == ["arrow_schema"]
+
+
+def test_numbers_that_pandas_made_floats_are_numbers():
+    found = Row.read(put(row(), "layer_index", pa.array([17.0])), 0)
+    assert (found.layer_index, type(found.layer_index)) == (17, int)
+    assert Row.read(put(row(), "layer_name", pa.nulls(1)), 0).layer_name is None
+
+
 # -- what others do to a batch and is right all the same ---------------------------------------------------------------
 
 

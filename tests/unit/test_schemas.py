@@ -249,7 +249,7 @@ CHANGES = [
     ("index", "rows.0.tensor_index", [7, "7"], [DROPPED, None, -1, 1.5, True, "x"]),
     ("index", "rows.0.layer_index", [3, "3"], [DROPPED, "x", -1, 1.5]),
     ("index", "rows.0.layer_name", ["l"], [DROPPED, 7, ["l"]]),
-    ("index", "rows.0.kv_role", ["fused"], [DROPPED, None, 0]),
+    ("index", "rows.0.kv_role", ["fused"], [DROPPED, None, 0, "", "keys", ["key"], {}]),
     ("index", "rows.0.component", ["state.x"], [DROPPED, None, 0]),
     ("index", "rows.0.kv_group", [1], [DROPPED, None, "x"]),
     ("index", "rows.0.page_offset", [1], [DROPPED, None]),

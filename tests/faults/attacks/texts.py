@@ -176,6 +176,6 @@ def a_column_of_escapes(forgery: Forgery) -> None:
     forgery.end = pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in forgery.schema], schema=forgery.schema)
 
 
-@forged(share, NAMES, "an error that names a role of escapes", stopped_by="column_mismatch", at="read")
+@forged(share, NAMES, "an error that names a role of escapes", stopped_by="index_invalid")
 def a_role_of_escapes(forgery: Forgery) -> None:
     forgery.edit_rows = lambda rows: rows[0].update(kv_role="\x1b[2J[red]\x07")
