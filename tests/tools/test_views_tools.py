@@ -88,7 +88,8 @@ def values_of(tool, snapshot, folder, options):
         return np.stack(pandas.frame(snapshot, "pages", **options)["values"]).reshape(-1)
     if tool == "datafusion":
         table = datafusion.connect(snapshot, pages=options).sql('select "values" from pages order by page_id')
-        return np.asarray(table.to_arrow_table()["values"].combine_chunks().flatten())
+        # The type of fixed shape stays, where the others have lists.
+        return np.asarray(table.to_arrow_table()["values"].combine_chunks().storage.flatten())
     export(snapshot, "pages", folder / "pages.parquet", **options)
     found = duckdb.read_parquet(str(folder / "pages.parquet")).to_arrow_table()["values"]
     return np.asarray(found.combine_chunks().flatten())
