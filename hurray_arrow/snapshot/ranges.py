@@ -38,8 +38,15 @@ def plan_ranges(pieces: Pieces, *, gap_bytes: int | None = None) -> Pieces:
     numpy.ndarray
         int64 ``[ranges, 2]``, offset and size; each begins and ends with a piece, and none is longer than 8 MiB and a
         piece.
+
+    Raises
+    ------
+    ValueError
+        ``gap_bytes`` below 0.
     """
     if gap_bytes is not None:
+        if gap_bytes < 0:
+            raise ValueError(f"gap_bytes={gap_bytes}, expected 0 or more")
         return _joined(pieces, gap_bytes)
     plans = [_joined(pieces, gap) for gap in _GAPS_TRIED]
     # Requests cost money too: the fewest that take hardly longer than the fastest plan.

@@ -5,22 +5,35 @@ Spec: house rules, "Threads, processes, files".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pyarrow as pa
 
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
+from hurray_arrow.snapshot.outputs import open_output
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.views.opening import open_view
 from hurray_arrow.views.view import plain
+
+if TYPE_CHECKING:
+    from hurray_arrow.snapshot.upload import RemoteFile
 
 #: Rows that are collected before they are written, so that row groups are worth their headers.
 _GROUP_BYTES = 32 << 20
 
 
 def export(
-    snapshot: Snapshot, view: str, path: PathLike, *, overwrite: bool = False, mode: int = 0o600, **options: Any
+    snapshot: Snapshot,
+    view: str,
+    path: PathLike,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    filesystem: fsspec.AbstractFileSystem | None = None,
+    overwrite: bool = False,
+    mode: int = 0o600,
+    **options: Any,
 ) -> int:
     """Write a view to a Parquet file, whole or not at all.
 
@@ -32,7 +45,9 @@ def export(
     snapshot, view, options
         As of :func:`open_view`.
     path
-        The file's name; it appears when the file is complete.
+        The file's name or URL; it appears when the file is complete.
+    storage_options, filesystem
+        As in :func:`~hurray_arrow.write_snapshot`.
     overwrite
         Replace an existing file.
     mode
@@ -47,6 +62,8 @@ def export(
     ------
     FileExistsError
         The file exists, and ``overwrite`` is False.
+    PermissionError, SnapshotError, MissingDependencyError
+        As :func:`~hurray_arrow.write_snapshot`.
     ValueError, KeyError, IndexError, UnsupportedError
         As :func:`open_view`.
     """
@@ -55,7 +72,7 @@ def export(
     opened = open_view(snapshot, view, **options)
     schema = plain(pa.RecordBatch.from_pylist([], schema=opened.schema)).schema
     floats = list(_paths(schema, floating=True))
-    file = AtomicFile(path, overwrite=overwrite, mode=mode)
+    file = open_output(path, storage_options=storage_options, filesystem=filesystem, overwrite=overwrite, mode=mode)
     try:
         sink = pa.PythonFile(_Writing(file), mode="w")
         others = list(_paths(schema, floating=False))
@@ -81,7 +98,7 @@ def export(
 class _Writing:
     """What a Parquet writer asks of a file: it only ever appends."""
 
-    def __init__(self, file: AtomicFile) -> None:
+    def __init__(self, file: AtomicFile | RemoteFile) -> None:
         self._file = file
         self.closed = False
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import duckdb
+import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -240,6 +241,23 @@ def test_an_export_that_fails_leaves_nothing(snapshot, tmp_path):
     before = path.stat().st_ino
     assert export(snapshot, "pages", path, overwrite=True, kv_role="key") == 21
     assert path.stat().st_ino != before
+
+
+def test_an_export_goes_to_a_store_as_well(snapshot, tmp_path):
+    url = "memory://exported/pages.parquet"
+    store = fsspec.filesystem("memory")
+    export(snapshot, "pages", tmp_path / "pages.parquet")
+    try:
+        assert export(snapshot, "pages", url) == export(snapshot, "pages", "/exported/other", filesystem=store)
+        assert store.cat(url) == (tmp_path / "pages.parquet").read_bytes()
+        with pytest.raises(FileExistsError):
+            export(snapshot, "pages", url)
+        with pytest.raises(ha.UnsupportedError):
+            export(snapshot, "pages", url, overwrite=True, values="float32")
+        assert store.cat(url) == (tmp_path / "pages.parquet").read_bytes()
+        assert sorted(store.find("/exported")) == ["/exported/other", "/exported/pages.parquet"]
+    finally:
+        store.rm("/exported", recursive=True)
 
 
 @pytest.mark.parametrize("package", ["duckdb", "polars", "pandas", "datafusion"])

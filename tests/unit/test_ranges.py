@@ -28,6 +28,12 @@ def test_long_runs_are_cut_at_pieces_for_several_streams():
     assert plan[:, 1].sum() == 11 * page
 
 
+def test_a_gap_below_nothing_is_refused():
+    """It would ask for every page by itself."""
+    with pytest.raises(ValueError, match="gap_bytes=-1"):
+        plan_ranges(np.array([[0, 8]]), gap_bytes=-1)
+
+
 def test_nothing_wanted_is_nothing_asked():
     assert len(plan_ranges(pieces())) == 0
     assert modelled_seconds(pieces()) == 0
