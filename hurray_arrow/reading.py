@@ -289,7 +289,8 @@ class PagedReading(PageSharing):
         Returns
         -------
         numpy.ndarray
-            New float32 array ``[tokens, num_heads, head_dim]``; the values as they are where there is no scheme.
+            New float32 array ``[tokens, num_heads, head_dim]``; the values as they are where there is no scheme. Scales
+            that lie in a companion are a tensor of their own, and are not applied: multiply by what they gather.
 
         Raises
         ------
