@@ -9,7 +9,7 @@ import math
 import os
 import struct
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.plane_sizes import PlaneSizes, plane_sizes
 from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
 from hurray_arrow.snapshot.tail import Tail
+from hurray_arrow.snapshot.workers import Workers
 
 _WIDEST_BITS = 128
 #: Stored rows that are fetched at once; two windows are in memory.
@@ -43,13 +44,13 @@ class ArchiveIndexedRows(IndexedRows):
 
     def __init__(self, source: Source, tail: Tail, *, trusted: bool = False) -> None:
         super().__init__(source, tail, trusted=trusted)
-        self._pool = ThreadPoolExecutor(os.cpu_count() or 1, "hurray-arrow-decode")
+        self._workers = Workers(os.cpu_count() or 1, "hurray-arrow-decode", url=source.url)
         self._place_at = {row.offset: row for row in tail.index.rows}
         self._num_pages = {entry.tensor_index: entry.num_pages for entry in self.entries}
 
     def close(self) -> None:
         """Close the file and let the threads go."""
-        self._pool.shutdown(cancel_futures=True)
+        self._workers.close()
         super().close()
 
     def rows_of(self, tensor_index: int) -> list[Row]:
@@ -71,8 +72,8 @@ class ArchiveIndexedRows(IndexedRows):
             for place, buffer in zip(window, stored, strict=True):
                 if place is not places[0]:
                     pages = pool[place.page_offset * page_bytes : (place.page_offset + place.num_pages) * page_bytes]
-                    jobs.append(self._pool.submit(self._pages_row, place, pages, buffer))
-        rows = [job.result() for job in jobs]
+                    jobs.append(self._workers.submit(self._pages_row, place, pages, buffer))
+        rows = self._workers.results(jobs)
         other = next((row for row in rows if row.pool_column != rows[0].pool_column), None)
         if other is not None:
             message = f"pages in {other.pool_column} too, those before it are in {rows[0].pool_column}"

@@ -9,7 +9,9 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Protocol, Self
@@ -205,8 +207,8 @@ class FileRange:
         self.url = url
         #: Ranges that were read into new memory, and their bytes.
         self.requests = self.fetched_bytes = 0
-        self._descriptor = descriptor
-        self._close: Callable[[], None] = lambda: os.close(descriptor)
+        self._descriptor, self._readers, self._is_closed = descriptor, 0, False
+        self._lock = threading.Lock()
         self._buffer: pa.Buffer | None = None
         try:
             status = os.fstat(descriptor)
@@ -238,19 +240,18 @@ class FileRange:
             raise SnapshotIncompleteError(f"bytes [{offset}, {offset + size}) of a file of {self.size}", url=self.url)
         if self._buffer is not None:
             return self._buffer.slice(offset, size)
-        self.requests += 1
-        self.fetched_bytes += size
         # In memory as in the file, modulo 64: so pages keep the alignment that the writer gave them.
         before = offset % MIN_ALIGNMENT_BYTES
         target = pa.allocate_buffer(before + size)
         view, done = memoryview(target).cast("B")[before:], 0
-        while done < size:
-            count = os.preadv(self._descriptor, [view[done:]], offset + done)
-            if not count:
-                raise SnapshotIncompleteError(
-                    f"the file ends at byte {offset + done}, expected {self.size}", url=self.url
-                )
-            done += count
+        with self._in_use(size) as descriptor:
+            while done < size:
+                count = os.preadv(descriptor, [view[done:]], offset + done)
+                if not count:
+                    raise SnapshotIncompleteError(
+                        f"the file ends at byte {offset + done}, expected {self.size}", url=self.url
+                    )
+                done += count
         return target.slice(before)
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[pa.Buffer]:
@@ -271,9 +272,33 @@ class FileRange:
         return 0 if self._buffer is None else int(self._buffer.address)
 
     def close(self) -> None:
-        """Close the descriptor; views that were given out keep the mapping."""
-        close, self._close = self._close, lambda: None
-        close()
+        """Close the descriptor, once nobody reads through it; views that were given out keep the mapping."""
+        with self._lock:
+            self._is_closed = True
+        self._close_unused()
+
+    @contextmanager
+    def _in_use(self, size: int) -> Iterator[int]:
+        """Keep the descriptor open: its number would be another file's a moment later, and so would the bytes."""
+        with self._lock:
+            if self._is_closed:
+                raise SnapshotError("the snapshot is closed", url=self.url)
+            self._readers += 1
+            self.requests += 1
+            self.fetched_bytes += size
+        try:
+            yield self._descriptor
+        finally:
+            with self._lock:
+                self._readers -= 1
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        with self._lock:
+            unused = self._is_closed and not self._readers and self._descriptor >= 0
+            descriptor, self._descriptor = self._descriptor, -1 if unused else self._descriptor
+        if unused:
+            os.close(descriptor)
 
     def __enter__(self) -> Self:
         return self

@@ -65,7 +65,12 @@ class RowProvider(Protocol):
 
 
 class Snapshot(ViewDoors):
-    """An open snapshot; see :func:`open_snapshot`. May be read from many threads.
+    """An open snapshot; see :func:`open_snapshot`.
+
+    May be read from many threads at the same time, and by forked children, which get connections and threads of their
+    own. Whoever writes over it meanwhile does not change what is read: of a local file the old one stays whole, and of
+    an object in a store another version is refused by SnapshotChangedError. Closing it lets reads under way end; later
+    ones raise SnapshotError, or go on where they need no more than the mapping.
 
     Attributes
     ----------
@@ -328,7 +333,7 @@ class Snapshot(ViewDoors):
         return verify_snapshot(self, self._rows, progress=progress or NoOpCallback())
 
     def close(self) -> None:
-        """Close the file; tensors that were read stay valid."""
+        """Close the file, when no thread reads any more; tensors that were read stay valid."""
         self._rows.close()
 
     def __enter__(self) -> Self:

@@ -31,6 +31,7 @@ from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.set_members import Heads, Holder, check_tables, heads_of, holders_of, in_order
 from hurray_arrow.snapshot.set_metadata import common_metadata
 from hurray_arrow.snapshot.stores import Place, locate
+from hurray_arrow.snapshot.workers import Workers
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Companions whose heads are the model's, and those that every rank has whole, as of :mod:`hurray_arrow.ops.heads`.
@@ -110,9 +111,7 @@ def open_snapshot_set(
     """
     options: dict[str, Any] = {"storage_options": storage_options, "filesystem": filesystem}
     found = find_snapshots(urls, **options)
-    pool = ThreadPoolExecutor(min(_AT_ONCE, len(found)), "hurray-arrow-set")
-    with ExitStack() as opened:
-        opened.callback(pool.shutdown, cancel_futures=True)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(found)), "hurray-arrow-set") as pool, ExitStack() as opened:
         jobs = [
             pool.submit(open_snapshot, url, **each, expect=expect, trusted=trusted, mapped=mapped)
             for url, each in found
@@ -125,13 +124,13 @@ def open_snapshot_set(
         holders = holders_of(members)
         heads = heads_of(members, holders.values())
         check_tables(members, pool)
-        made = SnapshotSet(members, holders, heads, pool)
+        made = SnapshotSet(members, holders, heads)
         opened.pop_all()
     return made
 
 
 class SnapshotSet:
-    """An open set; see :func:`open_snapshot_set`. May be read from many threads.
+    """An open set; see :func:`open_snapshot_set`. May be read from many threads, and by forked children; as a Snapshot.
 
     Attributes
     ----------
@@ -150,11 +149,11 @@ class SnapshotSet:
         members: Sequence[Snapshot],
         holders: Mapping[TensorKey, Sequence[Holder]],
         heads: Mapping[int, Heads],
-        pool: ThreadPoolExecutor,
     ) -> None:
         self.members = tuple(members)
+        self._workers = Workers(min(_AT_ONCE, len(members)), "hurray-arrow-set", url=members[0].url)
         self.id: str = members[0].metadata["set"]["id"]
-        self._holders, self._heads, self._pool = dict(holders), dict(heads), pool
+        self._holders, self._heads = dict(holders), dict(heads)
         self.entries: tuple[Entry, ...] = tuple(
             self._merged_entry(place, held) for place, held in enumerate(self._holders.values())
         )
@@ -255,7 +254,7 @@ class SnapshotSet:
 
     def close(self) -> None:
         """Close all members; tensors that were read stay valid."""
-        self._pool.shutdown(cancel_futures=True)
+        self._workers.close()
         for snapshot in self.members:
             snapshot.close()
 
@@ -271,11 +270,11 @@ class SnapshotSet:
         return f"SnapshotSet({self.id!r}, {len(self.members)} members, {len(self.entries)} tensors)"
 
     def _parts(self, entry: Entry, *, verify: bool) -> list[BlockPagedTensor]:
-        jobs = [
-            self._pool.submit(self.members[holder.member].read, **exact_selectors(entry), verify=verify)
+        parts = [
+            self._workers.submit(self.members[holder.member].read, **exact_selectors(entry), verify=verify)
             for holder in self._holders[entry.key]
         ]
-        return [job.result() for job in jobs]
+        return self._workers.results(parts)
 
     def _merged(self, entry: Entry, *, verify: bool) -> BlockPagedTensor:
         parts = self._parts(entry, verify=verify)

@@ -107,7 +107,7 @@ class StreamReader:
     Each comes in new memory, its pages at a multiple of 64 bytes, with its page checksums verified; the reader holds on
     to no pages. What is not pages is proven by the end batch: **use what you were given when the iteration has ended**,
     not when an error ended it. A stream that is cut raises :class:`SnapshotIncompleteError`, which says how many
-    tensors came whole.
+    tensors came whole. A reader belongs to one thread.
 
     Attributes
     ----------

@@ -71,7 +71,8 @@ def write_snapshot(
         A filesystem of fsspec's that is open already; ``path`` is one in it then.
     overwrite
         Replace an existing file. Those who have it open keep the old one; those who read an object in a store in ranges
-        are told that it changed.
+        are told that it changed. Of several writers to one name the last to finish wins, whole; without ``overwrite``
+        exactly one does, where the store itself can refuse to replace (local files, S3, Azure, Google).
     progress
         Told of the bytes of pages written.
     profile
@@ -179,7 +180,8 @@ class SnapshotWriter:
     Notes
     -----
     A context manager: leaving it publishes the snapshot, leaving it by an exception discards it. A tensor that is
-    refused leaves what is already written whole; a failed write does not. A writer belongs to one thread.
+    refused leaves what is already written whole; a failed write does not. A writer belongs to one thread and to one
+    process; others may write to the same name, see ``overwrite``.
     """
 
     #: Writes the rows of the share profile.
