@@ -127,12 +127,31 @@ def test_a_forked_child_reads_over_connections_of_its_own(store):
     write_snapshot(url, tensors(layers=1), **store.how)
     with open_snapshot(url, **store.how) as snapshot:
         snapshot.read(layer_index=0, kv_role="key")
-        pid = os.fork()
-        if pid == 0:
-            try:
-                code = 0 if snapshot.read(layer_index=0, kv_role="value").equals(tensors(layers=1)[1]) else 3
-            except BaseException:  # noqa: BLE001 - the exit code is all that a child can say
-                code = 4
-            os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert read_in_a_child(snapshot) == READ
         check_same(snapshot, tensors(layers=1))
+
+
+@pytest.mark.parametrize("store", ["obstore"], indirect=True)
+def test_a_forked_child_is_told_that_obstore_would_wait_for_ever(store):
+    url = store.unique()
+    write_snapshot(url, tensors(layers=1), **store.how)
+    with open_snapshot(url, **store.how) as snapshot:
+        assert read_in_a_child(snapshot) == REFUSED
+        check_same(snapshot, tensors(layers=1))
+
+
+#: All that a child can say.
+READ, OTHER, REFUSED, FAILED = range(4)
+
+
+def read_in_a_child(snapshot) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            code = READ if snapshot.read(layer_index=0, kv_role="value").equals(tensors(layers=1)[1]) else OTHER
+        except UnsupportedError:
+            code = REFUSED
+        except BaseException:  # noqa: BLE001 - whatever it is
+            code = FAILED
+        os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

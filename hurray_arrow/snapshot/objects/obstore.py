@@ -32,6 +32,7 @@ class ObstoreObject(AsyncObject):
     PARALLEL_PARTS = 1
     MIN_PART_BYTES = 32 << 20
     GROWING_PARTS = False
+    NOT_AFTER_FORK = "obstore waits for ever in a process that was forked while it worked: spawn processes instead"
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import fsspec.asyn
 
-from hurray_arrow.errors import SnapshotChangedError, SnapshotError
+from hurray_arrow.errors import SnapshotChangedError, SnapshotError, UnsupportedError
 from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, TRIES, Place, TruncatedBodyError, is_transient, translated
 
@@ -141,6 +141,9 @@ class AsyncObject(StoreObject):
     Subclasses implement ``_version``, ``_open``, ``_get``, ``_put``, ``_begin``, ``_send``, ``_complete``, ``_abort``.
     """
 
+    #: Why the library is of no use in a process that was forked while it worked.
+    NOT_AFTER_FORK = ""
+
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self._pid = os.getpid()
@@ -149,6 +152,8 @@ class AsyncObject(StoreObject):
     @property
     def _fs(self) -> Any:
         if self._pid != os.getpid():
+            if self.NOT_AFTER_FORK:
+                raise UnsupportedError(f"{self.place.url}: {self.NOT_AFTER_FORK}")
             self.place, self._pid = self.place.reopened(), os.getpid()
         return self.place.filesystem
 
