@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
+from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hurray_arrow.errors import HurrayArrowError, MissingDependencyError, SnapshotChangedError, SnapshotError
@@ -148,6 +149,9 @@ def locate(
 
 
 def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries: int) -> str | Place:
+    while isinstance(filesystem, DirFileSystem):
+        # It only puts a folder before the path; what lies behind it can do more.
+        filesystem, path = filesystem.fs, filesystem._join(path)  # noqa: SLF001 - it has no other door
     if isinstance(filesystem, LocalFileSystem):
         return path
     place = Place(filesystem, path, url, tries)
@@ -158,14 +162,13 @@ def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries:
 
 
 def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
-    protocol = url.partition("://")[0]
     try:
-        # Another package may serve S3 too, with other options.
-        is_s3fs = protocol in ("s3", "s3a") and fsspec.get_filesystem_class(protocol).__module__ == "s3fs.core"
-        if is_s3fs:
-            # A dictionary of its own each time: botocore writes into it.
-            config = {"retries": {"max_attempts": _BOTO_RETRIES}, **(options.get("config_kwargs") or {})}
-            options = {"use_listings_cache": False, **options, "config_kwargs": config}
+        for protocol in re.findall(r"(?:^|::)(s3a?)(?=://)", url):
+            # Another package may serve S3 too, with other options.
+            if fsspec.get_filesystem_class(protocol).__module__ == "s3fs.core":
+                # In a chain each filesystem has its options under its own name.
+                own = _s3fs_options(options.get(protocol, {}) if "::" in url else options)
+                options = {**options, protocol: own} if "::" in url else own
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         raise _missing(url, error) from error
@@ -178,9 +181,18 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.Abstract
     except Exception as error:
         # Some ask their store already here, such as those that look into an archive.
         raise translated(error, url=shown(url), doing="open the filesystem") from error
-    if is_s3fs:
-        filesystem.retries = _S3_RETRIES
+    inner = filesystem
+    while inner is not None:
+        if type(inner).__module__ == "s3fs.core":
+            inner.retries = _S3_RETRIES
+        inner = getattr(inner, "fs", None)
     return filesystem, path
+
+
+def _s3fs_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    # A dictionary of its own each time: botocore writes into it.
+    config = {"retries": {"max_attempts": _BOTO_RETRIES}, **(given.get("config_kwargs") or {})}
+    return {"use_listings_cache": False, **given, "config_kwargs": config}
 
 
 def _missing(url: str, error: ImportError) -> ImportError:

@@ -9,6 +9,7 @@ import fsspec
 import pyarrow.fs
 import pytest
 import s3fs
+from fsspec.implementations.dirfs import DirFileSystem
 
 from hurray_arrow import (
     MissingDependencyError,
@@ -203,6 +204,13 @@ def test_our_filesystem_does_not_retry_what_we_retry():
     assert (given.filesystem.retries, given.tries, given.path, given.url) == (5, 1, "b/k", "s3://b/k")
 
 
+def test_nor_does_what_lies_behind_a_cache():
+    place = locate("blockcache::s3://b/k", storage_options={"s3": {"key": "behind"}, "blockcache": {}})
+    inner = place.filesystem.fs
+    assert isinstance(inner, s3fs.S3FileSystem)
+    assert (inner.retries, inner.config_kwargs, inner.key) == (1, {"retries": {"max_attempts": 0}}, "behind")
+
+
 def test_after_a_fork_it_does_not_either():
     place = locate("s3://b/k", storage_options={"key": "k", "secret": "s"})
     # As a forked process does, which has to make an instance of its own.
@@ -241,6 +249,23 @@ def test_what_opening_a_filesystem_raises_is_mapped_too(monkeypatch, raised, kin
     if kind is not TypeError:
         assert "zip://x.arrow::https://host/all.zip?…" in str(caught.value)
         assert caught.value.__cause__ is raised
+
+
+def test_a_folder_of_a_filesystem_is_that_filesystem(tmp_path):
+    """So that files stay mapped, and stores are asked under their own conditions."""
+    made = make_tensor()
+    write_snapshot("x.arrow", [made], filesystem=DirFileSystem(str(tmp_path), fsspec.filesystem("file")))
+    with open_snapshot("x.arrow", filesystem=DirFileSystem(str(tmp_path), fsspec.filesystem("file"))) as snapshot:
+        assert snapshot._rows.source.is_mapped
+        assert snapshot.read().equals(made)
+    own = s3fs.S3FileSystem(key="k", secret="s")  # noqa: S106 - it is none
+    nested = DirFileSystem("deep", DirFileSystem("bucket/some", own))
+    for place in (
+        locate("x.arrow", filesystem=nested),
+        locate("dir://deep/x.arrow::s3://bucket/some", storage_options={"s3": {"key": "k"}}),
+    ):
+        assert "s3fs.core.S3FileSystem" in place.kinds()
+        assert place.path == "bucket/some/deep/x.arrow"
 
 
 def test_other_libraries_filesystems_are_refused_by_name():
