@@ -191,6 +191,8 @@ class FileRange:
         The file is empty, or a pipe or a device.
     """
 
+    _descriptor = -1
+
     def __init__(self, path: PathLike, *, mapped: bool = True) -> None:
         # Without O_NONBLOCK a pipe of this name would be waited for.
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -299,6 +301,11 @@ class FileRange:
             descriptor, self._descriptor = self._descriptor, -1 if unused else self._descriptor
         if unused:
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        # Whoever forgot to close it holds no memory, but a descriptor, which nobody else would let go.
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
 
     def __enter__(self) -> Self:
         return self
