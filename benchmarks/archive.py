@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -39,7 +40,7 @@ def results(*, scale: int, rounds: int) -> Iterator[Measurement | Count]:
         yield from memory_results(Path(folder), scale)
 
 
-def tensors_of(arrays: dict[str, Any]) -> list[ha.BlockPagedTensor]:
+def tensors_of(arrays: dict[str, Any], *, element_type: str = "bfloat16") -> list[ha.BlockPagedTensor]:
     """Make the cache's tensors: every layer's keys and values over one set of tables."""
     return [
         ha.BlockPagedTensor.from_arrays(
@@ -47,7 +48,7 @@ def tensors_of(arrays: dict[str, Any]) -> list[ha.BlockPagedTensor]:
             arrays["block_table"],
             arrays["seq_ptr"],
             seq_lens=arrays["seq_lens"],
-            element_type="bfloat16",
+            element_type=element_type,
             kv_role=role,
             layer_index=layer,
         )
@@ -77,6 +78,30 @@ def size_results(folder: Path, arrays: dict[str, Any]) -> Iterator[Count]:
         if zipnn:
             zipnn.close()
     path.unlink()
+    yield float8_result(folder, arrays)
+
+
+def float8_result(folder: Path, arrays: dict[str, Any]) -> Count:
+    """State the size of the same cache in float8, as engines keep it: its numbers, rounded, sanitized."""
+    from hurray_arrow import ops
+
+    as_float8 = arrays | {name: rounded(arrays[name]) for name in ("key_pool", "value_pool")}
+    made = [ops.sanitize(tensor) for tensor in tensors_of(as_float8, element_type="float8_e4m3")]
+    path, raw = folder / "float8.arrow", sum(tensor.buffers[0].nbytes for tensor in made)
+    ha.write_snapshot(path, made, profile="archive")
+    found = f"{path.stat().st_size / raw:.4f} of raw"
+    path.unlink()
+    return Count(f"… the same as float8_e4m3, {raw / MIB:.1f} MiB, sanitized", found, "—")
+
+
+def rounded(pool: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return bfloat16 numbers as float8_e4m3, those beyond its range as the last within."""
+    kind = ml_dtypes.float8_e4m3fn
+    most = float(ml_dtypes.finfo(kind).max)
+    # Slots behind the last token may hold anything, such as NaN.
+    with np.errstate(invalid="ignore"):
+        numbers: npt.NDArray[Any] = np.clip(pool.view(ml_dtypes.bfloat16).astype(np.float32), -most, most).astype(kind)
+    return numbers
 
 
 def speed_results(folder: Path, arrays: dict[str, Any], scale: int, rounds: int) -> Iterator[Measurement]:
