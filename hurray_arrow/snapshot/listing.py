@@ -135,11 +135,14 @@ class _Folders(ABC):
     def below(self, root: str) -> dict[str, Info]:
         """Return all files below a folder."""
         try:
-            todo = [list(self.contents(root, ""))]
+            first = list(self.contents(root, ""))
         except FileNotFoundError:
+            first = []
+        if not first and not root.endswith("/"):
             # Some list nothing for a path that is a file itself.
-            todo = [[(root, self.info(root))]]
-        files = {}
+            info = self.info(root)
+            first = [(root, info)] if info["type"] != "directory" else []
+        todo, files = [first], {}
         while todo:
             for path, info in todo.pop():
                 if info["type"] != "directory":

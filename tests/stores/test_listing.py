@@ -80,3 +80,16 @@ def test_what_fails_for_a_moment_is_listed_all_the_same(store, prefix):
     with pytest.raises(OSError, match="503"):
         glob_files(place_of(store, f"{prefix}/*"))
     assert 3 <= len(store.proxy.requests) <= 12
+
+
+def test_links_on_a_page_are_what_lies_behind_http(http_files):
+    server, _ = http_files
+    links = b'<a href="../">up</a> <a href="a/">a/</a> <a href="x.arrow">x</a>'
+    server.files = {"/d/": links, "/d/a": b'<a href="y.arrow">y</a>', "/d/a/y.arrow": b"y", "/d/x.arrow": b"x"}
+    root = f"http://127.0.0.1:{server.port}/d"
+    assert list(glob_files(locate(f"{root}/*/*.arrow"))) == [f"{root}/a/y.arrow"]
+    assert sorted(glob_files(locate(f"{root}/**/*.arrow"))) == [f"{root}/a/y.arrow", f"{root}/x.arrow"]
+    assert list(find_files(locate(f"{root}/x.arrow"))) == [f"{root}/x.arrow"]
+    server.statuses["/d/a"] = 403
+    with pytest.raises(PermissionError):
+        glob_files(locate(f"{root}/*/*.arrow"))
