@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +25,8 @@ MIB = 1 << 20
 FULL_BYTES, QUICK_BYTES, SMALL_BYTES = 512 * MIB, 32 * MIB, 4 * MIB
 #: Seconds after which a contender's work is not repeated.
 LIMIT_S = 10.0
+#: Seconds for the rounds at one kind of place.
+BUDGET_S = 180.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", type=Path, metavar="FOLDER", help="write peers.json, tables and picture there")
     parser.add_argument("--render", type=Path, metavar="FOLDER", help="measure nothing: tables and picture anew")
     options = parser.parse_args(arguments)
+    # Whoever ends it gets the server ended and the files removed, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     unknown = sorted(set(options.names) - set(BY_NAME))
     if unknown:
         parser.error(f"no peer {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
@@ -66,6 +72,7 @@ def run(options: argparse.Namespace) -> results.Document:
             warm_up=folder / "small",
             rounds=options.rounds or (2 if options.quick else 5),
             limit_s=LIMIT_S,
+            budget_s=BUDGET_S,
             repeats=tile(source, folder / "cache", QUICK_BYTES if options.quick else FULL_BYTES),
         )
         tile(source, plan.warm_up, SMALL_BYTES)

@@ -30,6 +30,8 @@ class Tried:
 
     Parameters
     ----------
+    versions
+        Of the libraries that did the work.
     flips
         Of so many bits flipped in its files: ``noticed`` (an error), ``crashed`` (the process ended), ``silent`` (other
         pages without an error), ``unaffected`` (the same pages).
@@ -44,6 +46,7 @@ class Tried:
     """
 
     contender: str
+    versions: dict[str, str]
     flips: dict[str, int]
     cut: str
     keeps_model: bool
@@ -61,6 +64,7 @@ def try_one(contender: Contender, folder: Path, places: LocalPlaces) -> Tried:
     place = places.clear(contender.name)
     with Trial(contender, place, folder) as trial:
         trial.worker.ask("write", place, cache=str(folder))
+        versions = trial.worker.ask("versions")["versions"]
         keeps = trial.worker.ask("model", place)["value"] == MODEL
         refuses = bool(trial.worker.ask("refuses", place, model="another")["value"])
         longest = trial.worker.ask("longest_by_sql", place)["value"]
@@ -69,7 +73,8 @@ def try_one(contender: Contender, folder: Path, places: LocalPlaces) -> Tried:
         flips = Counter(trial.flipped())
         end = trial.cut()
     places.drop(contender.name)
-    return Tried(contender.name, dict(flips), end, keeps, refuses, longest == int(Cache(folder).seq_lens.max()))
+    has_sql = longest == int(Cache(folder).seq_lens.max())
+    return Tried(contender.name, versions, dict(flips), end, keeps, refuses, has_sql)
 
 
 class Trial(AbstractContextManager["Trial"]):

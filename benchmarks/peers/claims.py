@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PROPERTIES = ("paged structure", "sharing", "absent pages", "scales", "lengths")
-YES, PARTLY, OWN = "yes", "partly", "by convention"
+YES, PARTLY, OWN = "yes", "partly", "own"
 
 OURS = "../format.md"
 HRRY = "https://github.com/pgillet/hurray"
@@ -25,7 +25,7 @@ class Claim:
     Parameters
     ----------
     verdict
-        ``yes``: the format says it. ``partly``. ``by convention``: a writer and a reader that agree can put it into
+        ``yes``: the format says it. ``partly``. ``own``: a writer and a reader that agree can put it into
         arrays, columns or metadata, and nothing checks it.
     why
         In a few words.

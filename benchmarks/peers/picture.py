@@ -1,4 +1,4 @@
-"""The picture of docs/benchmarks: a panel for every work, a bar for every peer and place."""
+"""The picture of docs/benchmarks: a panel for every work and place, a line for every peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.peers.measuring import WORKS, Figures
 from benchmarks.peers.results import Document, figures_of
 from benchmarks.peers.tables import HEADINGS, PLACES, milliseconds
 
-OURS, OTHERS = "#0b6e4f", "#9aa5b1"
+OURS, OTHERS = "#0b6e4f", "#7d8994"
 #: The same bytes for the same document.
 SVG: dict[Any, Any] = {
     "svg.hashsalt": "hurray-arrow",
@@ -48,33 +48,44 @@ def draw(document: Document, path: Path) -> None:
 def size_panel(panel: Any, document: Document, names: list[str], sizes: dict[str, int]) -> None:
     """Draw sizes, of the pools' bytes."""
     values = [sizes.get(name, 0) / document["input"]["pool_bytes"] for name in names]
-    bars(panel, document, names, values)
-    panel.bar_label(panel.containers[0], [f"{value:.2f}" for value in values], padding=2)
-    panel.set_xlim(0, 1.35)
+    bars = panel.barh(range(len(names)), values, color=colors(document, names), height=0.6)
+    panel.bar_label(bars, [f"{value:.2f}" for value in values], padding=2)
+    panel.set_xlim(0, 1.4)
     panel.set_title("size, of the raw pools")
-    panel.set_yticks(range(len(names)), names)
+    frame(panel, names)
 
 
 def time_panel(panel: Any, document: Document, found: dict[str, Figures | None]) -> None:
-    """Draw medians, and the ranges of all rounds."""
-    names = [name for name, figures in found.items() if figures]
-    measured = [figures for figures in found.values() if figures]
-    values = [figures.median_s * 1e3 for figures in measured]
-    bars(panel, document, names, values)
-    panel.set_yticks([])
-    if not measured:
-        return
-    panel.set_xscale("log")
-    panel.set_xlim(min(values) / 3, max(values) * 12)
-    panel.bar_label(panel.containers[0], [milliseconds(figures.median_s) for figures in measured], padding=4)
-    for at, figures in enumerate(measured):
-        panel.plot([min(figures.seconds) * 1e3, max(figures.seconds) * 1e3], [at, at], color="black", linewidth=1)
+    """Draw medians as points and ranges as lines: a scale of powers has no zero for a bar to begin at."""
+    names = list(found)
+    measured = [(at, figures) for at, figures in enumerate(found.values()) if figures]
+    for at, figures in measured:
+        low, high = min(figures.seconds) * 1e3, max(figures.seconds) * 1e3
+        [color] = colors(document, [figures.contender])
+        panel.plot([low, high], [at, at], color=color, linewidth=3, solid_capstyle="butt")
+        panel.plot(figures.median_s * 1e3, at, color=color, marker="o", markersize=5)
+        panel.annotate(
+            milliseconds(figures.median_s), (high, at), (6, 0), textcoords="offset points", verticalalignment="center"
+        )
+    if measured:
+        low = min(min(figures.seconds) for _, figures in measured) * 1e3
+        high = max(max(figures.seconds) for _, figures in measured) * 1e3
+        panel.set_xscale("log")
+        panel.set_xlim(low / 2, high * 12)
+    frame(panel, names)
+    panel.set_yticklabels([])
 
 
-def bars(panel: Any, document: Document, names: list[str], values: list[float]) -> None:
-    """Draw a bar for each, ours in a colour of their own, the first on top."""
-    colors = [OURS if document["contenders"][name]["ours"] else OTHERS for name in names]
-    panel.barh(range(len(names)), values, color=colors)
-    panel.invert_yaxis()
+def colors(document: Document, names: list[str]) -> list[str]:
+    """Return ours in a colour of their own."""
+    return [OURS if document["contenders"][name]["ours"] else OTHERS for name in names]
+
+
+def frame(panel: Any, names: list[str]) -> None:
+    """Put the peers one below the other, the first on top."""
+    panel.set_yticks(range(len(names)), names)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.grid(visible=True, axis="both", color="#e3e7eb", linewidth=0.6)
+    panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(axis="x", labelsize=7)

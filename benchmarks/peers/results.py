@@ -6,33 +6,34 @@ import datetime as dt
 import json
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.cache import Cache
-from benchmarks.peers.contenders import Contender
-from benchmarks.peers.environments import python_of
 from benchmarks.peers.measuring import Figures, Plan, sequence_of
-from benchmarks.peers.worker import Worker
 
 FORMAT = 1
 Document = dict[str, Any]
 
 
-def document_of(plan: Plan, figures: Iterable[Figures], tried: Sequence[Mapping[str, Any]]) -> Document:
+def document_of(plan: Plan, figures: Sequence[Figures], tried: Sequence[Mapping[str, Any]]) -> Document:
     """Put it together; times in seconds, sizes in bytes."""
-    return {
+    places = list(dict.fromkeys(of.place for of in figures))
+    document = {
         "format": FORMAT,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "machine": machine(),
         "input": described(Cache(plan.cache), repeats=plan.repeats),
-        "rounds": plan.rounds,
-        "contenders": {contender.name: about(contender) for contender in plan.contenders},
+        "rounds": {place: max(len(of.seconds) for of in figures if of.place == place) for place in places},
+        "contenders": {
+            contender.name: {"files": contender.files, "ours": contender.is_ours} for contender in plan.contenders
+        },
         "figures": [asdict(found) for found in figures],
         "tried": {str(found["contender"]): dict(found) for found in tried},
     }
+    return {name: rounded(value) for name, value in document.items()}
 
 
 def machine() -> dict[str, Any]:
@@ -65,13 +66,6 @@ def described(cache: Cache, *, repeats: bool) -> dict[str, Any]:
     }
 
 
-def about(contender: Contender) -> dict[str, Any]:
-    """Return its files and the versions of its libraries."""
-    with Worker(contender, python_of(contender.environment)) as worker:
-        versions = worker.ask("versions")["versions"]
-    return {"files": contender.files, "ours": contender.is_ours, "versions": versions}
-
-
 def figures_of(document: Document) -> dict[tuple[str, str, str], Figures]:
     """Return the figures by contender, place and work."""
     found = (Figures(**figures) for figures in document["figures"])
@@ -79,17 +73,17 @@ def figures_of(document: Document) -> dict[tuple[str, str, str], Figures]:
 
 
 def save(document: Document, path: Path) -> None:
-    """Keep it, rounded to what a clock says."""
-    path.write_text(json.dumps(rounded(document), indent=1) + "\n")
+    """Keep it."""
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def rounded(value: Any) -> Any:
-    """Return plain values with times to the tenth of a millisecond."""
+    """Return plain values with times to the microsecond."""
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     if isinstance(value, list):
         return [rounded(item) for item in value]
-    return round(value, 5) if isinstance(value, float) else value
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def load(path: Path) -> Document:

@@ -10,7 +10,7 @@ from benchmarks.peers.claims import CLAIMS, PROPERTIES
 from benchmarks.peers.measuring import WORKS, Figures
 from benchmarks.peers.results import Document, figures_of
 
-PLACES = {"local": "local disk", "s3": "S3 on loopback"}
+PLACES = {"local": "a local disk", "s3": "S3 on loopback"}
 HEADINGS = {
     "write": "write",
     "tensor": "open, one tensor",
@@ -20,6 +20,7 @@ HEADINGS = {
 }
 MIB = 1 << 20
 NONE = "—"
+NUMBERS = "--:"
 
 
 def all_of(document: Document) -> str:
@@ -61,8 +62,9 @@ def setting(document: Document) -> str:
         f"{of['sequence_tokens']} tokens in {of['sequence_pages']} pages,"
         f" {of['sequence_pages'] / of['pages']:.1%} of every pool"
     )
+    rounds = " and ".join(f"{count} rounds on {PLACES[place]}" for place, count in document["rounds"].items())
     lines = [
-        f"Measured on {document['date']}, {where}, in {document['rounds']} rounds.",
+        f"Measured on {document['date']}, {where}, in {rounds}.",
         f"Input: {what}. The sequence that is read has {sequence}.",
     ]
     if of["repeats"]:
@@ -72,10 +74,10 @@ def setting(document: Document) -> str:
 
 def contenders(document: Document) -> str:
     """List who takes part."""
-    rows = [
-        [name, about["files"], ", ".join(f"{package} {number}" for package, number in about["versions"].items())]
-        for name, about in document["contenders"].items()
-    ]
+    rows = []
+    for name, about in document["contenders"].items():
+        versions = document["tried"][name]["versions"]
+        rows.append([name, about["files"], ", ".join(f"{package} {number}" for package, number in versions.items())])
     return table(["peer", "files", "versions"], rows)
 
 
@@ -91,7 +93,7 @@ def times(place: str) -> Callable[[Document], str]:
             size = relative_size(document, name, place)
             cells = [time_cell(one, is_best=[name] == best[work]) for one, work in zip(found, WORKS, strict=True)]
             rows.append([name, size, *cells])
-        return table(["peer", "size", *HEADINGS.values()], rows)
+        return table(["peer", "size", *HEADINGS.values()], rows, align=NUMBERS)
 
     return make
 
@@ -136,7 +138,7 @@ def processor(document: Document) -> str:
             ]
         )
     heads = [f"{HEADINGS[work]}, {PLACES[place]}" for place in PLACES for work in ("write", "whole")]
-    return table(["peer", *heads], rows)
+    return table(["peer", *heads], rows, align=NUMBERS)
 
 
 def memory(document: Document) -> str:
@@ -148,7 +150,7 @@ def memory(document: Document) -> str:
         found = [figures.get((name, place, work)) for place in PLACES for work in works]
         rows.append([name, *(f"{one.peak_bytes / MIB:,.0f}" if one else NONE for one in found)])
     heads = [f"{HEADINGS[work]}, {place}" for place in ("disk", "S3") for work in works]
-    return table(["peer", *heads], rows)
+    return table(["peer", *heads], rows, align=NUMBERS)
 
 
 def traffic(document: Document) -> str:
@@ -166,7 +168,8 @@ def traffic(document: Document) -> str:
             row.append(NONE if read is None else f"{read / MIB:,.1f}")
         rows.append(row)
     heads = [f"{HEADINGS[work]}: requests · MiB" for work in WORKS]
-    return table(["peer", *heads, "one tensor, from a cold disk: MiB", "one sequence, from a cold disk: MiB"], rows)
+    cold = ["one tensor, from a cold disk: MiB", "one sequence, from a cold disk: MiB"]
+    return table(["peer", *heads, *cold], rows, align=NUMBERS)
 
 
 def counts_of(found: Figures | None) -> dict[str, int]:
@@ -198,9 +201,8 @@ def expression(document: Document) -> str:
     """Make the table of what each can express: cited, tried or measured."""
     rows = []
     for name in document["contenders"]:
-        claims = [CLAIMS[name][of] for of in PROPERTIES]
-        cells = [f"[{claim.verdict}]({claim.source})" for claim in claims]
-        rows.append([name, *cells, *tried_cells(document, name), partial_cell(document, name)])
+        verdicts = [CLAIMS[name][of].verdict for of in PROPERTIES]
+        rows.append([name, *verdicts, *tried_cells(document, name), partial_cell(document, name)])
     return table(["peer", *PROPERTIES, "identity", "integrity", "SQL", "partial read"], rows)
 
 
@@ -229,21 +231,19 @@ def partial_cell(document: Document, name: str) -> str:
 
 
 def reasons(document: Document) -> str:
-    """Say of every cited cell what the source says."""
-    lines = []
-    said: dict[tuple[str, ...], list[str]] = {}
+    """Say of every cited cell what the source says, and where it says so."""
+    said: dict[str, list[str]] = {}
     for name in document["contenders"]:
-        key = tuple(f"{of}: {CLAIMS[name][of].why}" for of in PROPERTIES)
-        said.setdefault(key, []).append(name)
-    for key, names in said.items():
-        whys = {text.partition(": ")[2] for text in key}
-        lines.append(f"- {', '.join(names)}: {whys.pop() if len(whys) == 1 else '; '.join(key)}.")
-    return "\n".join(lines)
+        claims = CLAIMS[name]
+        whys = {claim.why for claim in claims.values()}
+        text = whys.pop() if len(whys) == 1 else "; ".join(f"{of}: {claims[of].why}" for of in PROPERTIES)
+        said.setdefault(f"{text} ([source]({claims[PROPERTIES[0]].source})).", []).append(name)
+    return "\n".join(f"- **{', '.join(names)}**: {text}" for text, names in said.items())
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Make a Markdown table; what is a number stands to the right."""
-    lines = [heads, ["---", *["--:" for _ in heads[1:]]], *rows]
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "---") -> str:
+    """Make a Markdown table, its columns but the first aligned to the right with ``--:``."""
+    lines = [heads, ["---", *[align for _ in heads[1:]]], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -62,14 +62,14 @@ class Npy(Peer):
         ids = page_ids(table, seq_ptr, sequence)
         num_tokens, found = int(seq_lens[sequence]), runs(ids)
         headers = self._headers(place, [key.name for key in keys])
-        wanted = []
+        wanted = {}
         for name, (at, size, _, shape) in headers.items():
             page_bytes = size // shape[0]
-            wanted += [(f"{name}.npy", at + start * page_bytes, at + end * page_bytes) for start, end in found]
-        pieces = iter(objects().fetch_ranges(place, wanted))
+            wanted[f"{name}.npy"] = [(at + start * page_bytes, at + end * page_bytes) for start, end in found]
+        parts = objects().fetch_parts(place, wanted)
         return [
-            join_runs((next(pieces).view(dtype).reshape(-1, *shape[1:]) for _ in found), ids, num_tokens)
-            for _, _, dtype, shape in headers.values()
+            join_runs((part.view(dtype).reshape(-1, *shape[1:]) for part in parts[f"{name}.npy"]), ids, num_tokens)
+            for name, (_, _, dtype, shape) in headers.items()
         ]
 
 

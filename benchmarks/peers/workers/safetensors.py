@@ -95,8 +95,8 @@ def fetched_sequence(place: Place, names: Sequence[str], sequence: int) -> list[
     for name in names:
         begin, end = header[name]["data_offsets"]
         page_bytes = (end - begin) // header[name]["shape"][0]
-        wanted += [(NAME, begin + first * page_bytes, begin + last * page_bytes) for first, last in found]
-    pieces = iter(objects.fetch_ranges(place, wanted))
+        wanted += [(begin + first * page_bytes, begin + last * page_bytes) for first, last in found]
+    pieces = iter(objects.fetch_parts(place, {NAME: wanted})[NAME])
     return [join_runs((shaped(next(pieces), header[name]) for _ in found), ids, num_tokens) for name in names]
 
 

@@ -56,11 +56,12 @@ class Zarr(Peer):
         return [group[key.name][...] for key in keys]
 
     def read_sequence(self, place: Place, keys: Sequence[Key], sequence: int) -> Sequence[Array]:
-        """Read the chunks that have pages of it."""
+        """Read the chunks that have pages of it: as one slice, which Zarr is quicker at than at picking pages."""
         group = opened(place)
         ids = page_ids(group["block_table"][...], group["seq_ptr"][...], sequence)
         num_tokens = int(group["seq_lens"][sequence])
-        return [gather(group[key.name].oindex[ids], np.arange(len(ids)), num_tokens) for key in keys]
+        first, last = int(ids.min()), int(ids.max())
+        return [gather(group[key.name][first : last + 1], ids - first, num_tokens) for key in keys]
 
     def model(self, place: Place) -> str | None:
         """Return it from the group's attributes."""
