@@ -19,6 +19,7 @@ from hurray_arrow.cli.options import as_json_option, key_texts, key_values, opti
 from hurray_arrow.cli.output import console, count, print_json, printable, progress, size
 from hurray_arrow.errors import CatalogError, HurrayArrowError, InvariantError, ProblemCode
 from hurray_arrow.sequences import MediaSpan
+from hurray_arrow.snapshot.stores import shown
 
 FINDINGS = 1
 #: Others see command lines, so a key comes from a file or from the environment.
@@ -99,7 +100,9 @@ def catalog(
 def _print(url: str, output: str, report: CatalogReport, *, as_json: bool) -> None:
     if as_json:
         failures = [failure._asdict() for failure in report.failures]
-        print_json({"url": url, "destination": output, **dataclasses.asdict(report), "failures": failures})
+        print_json(
+            {"url": shown(url), "destination": shown(output), **dataclasses.asdict(report), "failures": failures}
+        )
         return
     out = console()
     for failure in report.failures[:_SHOWN]:
@@ -107,7 +110,9 @@ def _print(url: str, output: str, report: CatalogReport, *, as_json: bool) -> No
     if len(report.failures) > _SHOWN:
         out.print(f"… and {len(report.failures) - _SHOWN:,} more, which have an error in the table")
     counts = f"{report.num_read:,} read, {report.num_kept:,} as before, {report.num_dropped:,} dropped"
-    out.print(printable(f"{output}: {count(report.num_files, 'file')}; {counts}, {len(report.failures):,} unreadable"))
+    out.print(
+        printable(f"{shown(output)}: {count(report.num_files, 'file')}; {counts}, {len(report.failures):,} unreadable")
+    )
     out.print(f"{count(report.requests, 'range')}, {size(report.fetched_bytes)} read")
 
 

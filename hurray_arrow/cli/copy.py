@@ -24,6 +24,7 @@ from hurray_arrow.errors import UnknownSequenceLengthError
 from hurray_arrow.ops.select import Which
 from hurray_arrow.snapshot import CopyReport, copy_snapshot, open_snapshot
 from hurray_arrow.snapshot.sets import is_glob
+from hurray_arrow.snapshot.stores import shown
 
 _CHOICES: tuple[Callable[[Any], Any], ...] = (
     click.option(
@@ -180,11 +181,12 @@ def _check_options_are_taken(*options: tuple[dict[str, Any], str, object]) -> No
 def _print(source: str, destination: str, report: CopyReport, *, stored_bytes: int, as_json: bool) -> None:
     if as_json:
         found = asdict(report)
-        print_json({"source": source, "destination": destination, "stored_bytes": stored_bytes, **found})
+        places = {"source": shown(source), "destination": shown(destination)}
+        print_json({**places, "stored_bytes": stored_bytes, **found})
         return
     out = console()
     for problem in report.unverified:
         out.print(printable(f"{problem.code}: {problem}"))
     pages = f"{count(report.num_pages, 'page')}, {size(report.page_bytes)} of pages"
-    out.print(printable(f"{destination}: {count(report.num_tensors, 'tensor')}, {pages}"))
+    out.print(printable(f"{shown(destination)}: {count(report.num_tensors, 'tensor')}, {pages}"))
     out.print(f"{size(stored_bytes)} stored, profile {report.profile}")

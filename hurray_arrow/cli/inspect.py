@@ -16,6 +16,7 @@ from hurray_arrow.cli.output import console, count, print_json, printable, size
 from hurray_arrow.snapshot import Snapshot, SnapshotSet, open_snapshot, open_snapshot_set
 from hurray_arrow.snapshot.copy_plan import without_bytes
 from hurray_arrow.snapshot.sets import is_glob
+from hurray_arrow.snapshot.stores import shown
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Metadata that may say whose the cache is or what was asked; inspect says only that it is there.
@@ -39,9 +40,9 @@ def inspect(url: str, *, storage_options: dict[str, Any], as_json: bool) -> None
     with opened as snapshot:
         found = summary(snapshot)
     if as_json:
-        print_json({"url": url, **found})
+        print_json({"url": shown(url), **found})
     else:
-        show(found, url, to=console())
+        show(found, shown(url), to=console())
 
 
 def summary(snapshot: Snapshot | SnapshotSet) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from hurray_arrow.cli.options import as_json_option, options_of, storage_option
 from hurray_arrow.cli.output import console, print_json, printable, size
 from hurray_arrow.snapshot import open_snapshot
 from hurray_arrow.snapshot.sets import is_glob
+from hurray_arrow.snapshot.stores import shown
 
 MIB = 1 << 20
 
@@ -53,6 +54,8 @@ def report(
     with open_snapshot(url, storage_options=options_of(url, storage_options)) as snapshot:
         written = write_report(snapshot, output, sample_bytes=sample_mib * MIB, overwrite=overwrite)
     if as_json:
-        print_json({"url": url, "output": str(output), "output_bytes": written, "sample_bytes": sample_mib * MIB})
+        print_json(
+            {"url": shown(url), "output": str(output), "output_bytes": written, "sample_bytes": sample_mib * MIB}
+        )
     else:
         console().print(printable(f"{output}: {size(written)}"))

@@ -13,6 +13,7 @@ from hurray_arrow.cli.output import console, count, print_json, printable, progr
 from hurray_arrow.errors import Problem, SnapshotCorruptError
 from hurray_arrow.snapshot import Snapshot, open_snapshot, open_snapshot_set
 from hurray_arrow.snapshot.sets import is_glob
+from hurray_arrow.snapshot.stores import shown
 
 FINDINGS = 1
 
@@ -85,12 +86,12 @@ def verify(url: str, *, storage_options: dict[str, Any], as_json: bool) -> None:
 def report(url: str, found: Findings, verdict: str, *, as_json: bool) -> None:
     """Print the findings, and end the command with the exit code for them."""
     if as_json:
-        print_json({"url": url, **found.as_json()})
+        print_json({"url": shown(url), **found.as_json()})
     else:
         out = console()
         for problem in [*found.problems, *found.unverified]:
             out.print(printable(f"{problem.code}: {problem}"))
-        out.print(printable(f"{url}: {verdict}"))
+        out.print(printable(f"{shown(url)}: {verdict}"))
     if found.problems:
         sys.exit(FINDINGS)
 
