@@ -12,8 +12,9 @@ from tests.sample import make_tensor
 
 
 class Entry:
-    def __init__(self, number, stored_bytes):
+    def __init__(self, number, stored_bytes, num_pages=0, element_type="bfloat16"):
         self.number, self.stored_bytes = number, stored_bytes
+        self.num_pages, self.page_shape, self.element_type = num_pages, (5, 3, 7), element_type
 
 
 class Counter:
@@ -46,6 +47,14 @@ def test_bytes_bound_what_is_under_way(monkeypatch):
     assert list(read_ahead([Entry(number, 60) for number in range(5)], counter.read)) == list(range(5))
     assert counter.most == 1
     assert list(read_ahead([Entry(0, 10**12), Entry(1, 1)], counter.read)) == [0, 1]
+
+
+def test_what_compresses_well_is_as_large_as_any_in_memory(monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 3 * 5 * 3 * 7 * 2 * 10)
+    counter = Counter()
+    assert list(read_ahead([Entry(number, 7, num_pages=10) for number in range(9)], counter.read)) == list(range(9))
+    assert counter.most <= 3
+    assert list(read_ahead([Entry(0, 7, 10, "private_0xF0")], counter.read)) == [0]
 
 
 def test_an_error_comes_in_its_turn():
