@@ -136,11 +136,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> typing.Any:
-    """Load ``share`` when it is first asked for: few need it, and everybody waits for an import."""
-    if name != "share":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module("hurray_arrow.share")
+if not typing.TYPE_CHECKING:  # where a checker sees it, every name that does not exist has the type Any
+
+    def __getattr__(name: str) -> object:
+        """Load ``share`` when it is first asked for: few need it, and everybody waits for an import."""
+        if name != "share":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module("hurray_arrow.share")
 
 
 def __dir__() -> list[str]:

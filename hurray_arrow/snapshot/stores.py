@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import fsspec
 from fsspec.core import url_to_fs
-from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from hurray_arrow.errors import HurrayArrowError, MissingDependencyError, SnapshotChangedError, SnapshotError
@@ -149,6 +148,9 @@ def locate(
 
 
 def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries: int) -> str | Place:
+    # It brings the asynchronous half of fsspec along, of which a local file needs nothing.
+    from fsspec.implementations.dirfs import DirFileSystem
+
     while isinstance(filesystem, DirFileSystem):
         # It only puts a folder before the path; what lies behind it can do more.
         filesystem, path = filesystem.fs, filesystem._join(path)  # noqa: SLF001 - it has no other door

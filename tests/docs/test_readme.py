@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_every_block_is_of_a_kind_that_is_tested():
-    assert {language for language, _ in BLOCKS} == {"python", "sh", "console"}
+    assert {language for language, _ in BLOCKS} == {"python", "sh", "shell", "console"}
 
 
 def test_python_blocks_run_in_order(tmp_path, monkeypatch):
