@@ -5,6 +5,7 @@ Spec: snapshot format, section 4, "Remote".
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -130,21 +131,26 @@ class PartialReader:
     def read(self, entries: Iterable[Entry], sequences: Any, tokens: Any) -> PartialRead:
         """Read the sequences of these entries; see :meth:`Snapshot.read_sequences`."""
         requests, fetched_bytes = self._source.requests, self._source.fetched_bytes
-        wanted: list[_Wanted] = []
+        needed_pages = needed_bytes = 0
         tensors: list[BlockPagedTensor] = []
         unverified: list[Problem] = []
         remaining = iter(entries)
         while some := list(islice(remaining, _TENSORS_AT_ONCE)):
-            wanted += self._wanted(some, sequences, tokens)
-            self._fill(wanted[len(tensors) :])
-            for each in wanted[len(tensors) :]:
+            wanted = deque(self._wanted(some, sequences, tokens))
+            self._fill(wanted)
+            while wanted:
+                # Whatever came along with the pages goes as soon as these are taken out of it.
+                each = wanted.popleft()
                 unverified += each.check_pages()
                 tensors.append(ops.compact(ops.select(each.tensor, sequences, tokens=tokens)))
+                needed_pages += len(each.page_ids)
+                needed_bytes += int(each.pieces[:, 1].sum())
+                del each
         fetched = Fetched(
             self._source.requests - requests,
             self._source.fetched_bytes - fetched_bytes,
-            sum(len(each.page_ids) for each in wanted),
-            sum(int(each.pieces[:, 1].sum()) for each in wanted),
+            needed_pages,
+            needed_bytes,
         )
         return PartialRead(tuple(tensors), fetched, tuple(unverified))
 

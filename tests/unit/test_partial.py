@@ -1,11 +1,14 @@
 """Some sequences of a snapshot: the same as select and compact of the whole, for the bytes that they need."""
 
+import weakref
+
 import numpy as np
 import pytest
 
 import hurray_arrow as ha
 from hurray_arrow import ops
 from hurray_arrow.errors import SnapshotCorruptError, UnsupportedError
+from hurray_arrow.snapshot import archive_source, partial, row_source
 from tests.sample import ALL_ELEMENT_TYPES, BLOCK_TABLES, make_tensor
 
 PROFILES = ("share", "archive")
@@ -98,6 +101,31 @@ def test_pages_in_order_take_few_requests(tmp_path, profile, gap_bytes):
     assert fetched.requests <= 4 * len(tensors) + fetched.needed_bytes // (8 << 20)
     if gap_bytes == 0:
         assert fetched.fetched_bytes == fetched.needed_bytes + small
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_came_along_with_the_pages_goes_with_each_tensor(tmp_path, monkeypatch, profile):
+    """An archive's rows hold other sequences too: those of a hundred layers would be more than what is asked for."""
+    made = [make_tensor(layer_index=layer, num_pages=600, head_dim=512, seed=layer) for layer in range(5)]
+    sparse_memory = row_source.sparse_memory
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def counted(size_bytes):
+        nonlocal most
+        memory = sparse_memory(size_bytes)
+        alive.append(weakref.ref(memory.base))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return memory
+
+    monkeypatch.setattr(partial, "_TENSORS_AT_ONCE", 2)
+    with ha.open_snapshot(write(tmp_path / "s.arrow", made, profile=profile), mapped=False) as snapshot:
+        snapshot.group_tables(0)
+        monkeypatch.setattr(row_source if profile == "share" else archive_source, "sparse_memory", counted)
+        found = snapshot.read_sequences(2).tensors
+    assert all(one.equals(ops.compact(ops.select(other, 2))) for one, other in zip(found, made, strict=True))
+    assert len(alive) == 5
+    assert most <= 2
 
 
 def test_an_archive_fetches_rows_and_not_the_others(tmp_path):
