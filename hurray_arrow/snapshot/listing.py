@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from stat import S_ISDIR
 from typing import Any, TypeAlias, TypeVar
 
+from fsspec.asyn import sync_wrapper
 from fsspec.utils import glob_translate
 
 from hurray_arrow.snapshot.stores import Place, tried
@@ -197,8 +198,11 @@ class _StoreFolders(_Folders):
     def contents(self, folder: str, part: str) -> Iterable[tuple[str, Info]]:
         filesystem, stem = self._place.filesystem, self._stem(part)
         if stem and _S3 in self._kinds:
-            options = {"maxdepth": 1, "withdirs": True, "detail": True, "prefix": stem}
-            infos = self._asked(filesystem.find, folder, **options).values()
+            # s3fs's find() takes a depth and the beginning of names only since 2026.
+            look = sync_wrapper(filesystem._lsdir, filesystem)  # noqa: SLF001
+            infos = self._asked(look, folder.rstrip("/"), prefix=stem)
+            # Older ones keep what was asked for as if it were all.
+            filesystem.invalidate_cache(folder.rstrip("/"))
         else:
             by_stem = {"prefix": stem} if stem and _GCS in self._kinds else {}
             infos = self._asked(filesystem.ls, folder, detail=True, **by_stem)

@@ -5,7 +5,6 @@ import importlib.metadata
 import pytest
 
 import hurray_arrow as ha
-from tests.stores.servers import RangeServer
 
 
 def test_version(run):
@@ -45,24 +44,6 @@ def test_what_cannot_be_read_exits_with_3(run, tmp_path, path, command, flags):
         assert result.stdout == ""
         assert str(target) in result.stderr
         assert "Traceback" not in result.stderr
-
-
-@pytest.mark.parametrize("command", ["verify", "validate", "inspect", "copy"])
-@pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_signatures_of_addresses_are_not_repeated(run, path, tmp_path, command, flags):
-    server = RangeServer()
-    try:
-        server.files["/x.arrow"] = path.read_bytes()
-        url = f"http://127.0.0.1:{server.port}/x.arrow?signature=hunter2"
-        target = [tmp_path / "copy.arrow"] if command == "copy" else []
-        result = run(command, url, *target, *flags)
-        assert result.exit_code == 0, result.output
-        assert "hunter2" not in result.output
-        result = run(command, url.replace("x.arrow", "none"), *target, *flags)
-        assert result.exit_code == 3
-        assert "hunter2" not in result.output + result.stderr
-    finally:
-        server.close()
 
 
 def test_help_names_the_exit_codes_and_every_command(run):

@@ -14,7 +14,9 @@ from hurray_arrow import (
     open_snapshot,
     write_snapshot,
 )
+from hurray_arrow.cli.app import app
 from hurray_arrow.snapshot import remote
+from tests.cli.conftest import RUNNER
 from tests.stores.conftest import REMOTE, WRITABLE
 from tests.stores.proxy import Answer, Cut, Reset, always, first
 from tests.stores.samples import as_bytes, check_same, tensors
@@ -209,3 +211,17 @@ def test_signatures_do_not_get_into_errors(http_files, tmp_path):
         with pytest.raises(kind) as caught:
             open_snapshot(url)
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["verify", "validate", "inspect", "copy"])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_signatures_do_not_get_into_what_commands_print(http_files, tmp_path, command, flags):
+    server, _ = http_files
+    server.files["/x.arrow"] = as_bytes(tmp_path, tensors(layers=1))
+    url = f"http://127.0.0.1:{server.port}/x.arrow?signature=hunter2"
+    target = [str(tmp_path / "copy.arrow")] if command == "copy" else []
+    for address, exit_code in ((url, 0), (url.replace("x.arrow", "none"), 3)):
+        result = RUNNER.invoke(app, [command, address, *target, *flags])
+        assert result.exit_code == exit_code, result.output
+        assert result.output + result.stderr != ""
+        assert "hunter2" not in result.output + result.stderr
