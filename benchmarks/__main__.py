@@ -9,7 +9,20 @@ import platform
 import numpy as np
 import pyarrow as pa
 
-MODULES = ("share", "handover", "archive", "stores", "ops", "engines", "views", "catalog", "ray", "scaling", "large")
+MODULES = (
+    "share",
+    "handover",
+    "archive",
+    "stores",
+    "ops",
+    "engines",
+    "views",
+    "catalog",
+    "ray",
+    "imports",
+    "scaling",
+    "large",
+)
 #: These need the environment of an engine, so they run only when they are named.
 ENGINE_MODULES = ("real_model",)
 

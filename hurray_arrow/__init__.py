@@ -1,8 +1,8 @@
 """Paged KV caches as Apache Arrow: self-describing, verifiable snapshots that any Arrow reader opens."""
 
-import importlib
 import typing
 
+from hurray_arrow import _later
 from hurray_arrow.arrow import (
     BlockTableArray,
     BlockTableType,
@@ -44,28 +44,34 @@ from hurray_arrow.prefixes import PrefixMatch
 from hurray_arrow.schemes import OpaqueScheme, PerBlock, PerChannel, PerTensor, Quantization
 from hurray_arrow.sections import BufferHandle, Statistics
 from hurray_arrow.sequences import MediaSpan, Sequences
-from hurray_arrow.snapshot import (
-    CopyReport,
-    Entry,
-    Fetched,
-    PartialRead,
-    Snapshot,
-    SnapshotSet,
-    SnapshotWriter,
-    StreamReader,
-    VerifyReport,
-    copy_snapshot,
-    open_snapshot,
-    open_snapshot_set,
-    read_stream,
-    write_snapshot,
-    write_stream,
-)
+from hurray_arrow.snapshot import Entry, Snapshot, SnapshotWriter, open_snapshot, write_snapshot
 from hurray_arrow.spec import IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
 if typing.TYPE_CHECKING:
     from hurray_arrow import share
+    from hurray_arrow.snapshot import (
+        CopyReport,
+        Fetched,
+        PartialRead,
+        SnapshotSet,
+        StreamReader,
+        VerifyReport,
+        copy_snapshot,
+        open_snapshot_set,
+        read_stream,
+        write_stream,
+    )
+else:
+    __getattr__ = _later.names_later(
+        __name__,
+        {
+            "share": f"{__name__}.share",
+            **dict.fromkeys(("CopyReport", "Fetched", "PartialRead", "SnapshotSet"), f"{__name__}.snapshot"),
+            **dict.fromkeys(("StreamReader", "VerifyReport", "copy_snapshot"), f"{__name__}.snapshot"),
+            **dict.fromkeys(("open_snapshot_set", "read_stream", "write_stream"), f"{__name__}.snapshot"),
+        },
+    )
 
 __all__ = [
     "ELEMENT_TYPES",
@@ -136,15 +142,6 @@ __all__ = [
 ]
 
 
-if not typing.TYPE_CHECKING:  # where a checker sees it, every name that does not exist has the type Any
-
-    def __getattr__(name: str) -> object:
-        """Load ``share`` when it is first asked for: few need it, and everybody waits for an import."""
-        if name != "share":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return importlib.import_module("hurray_arrow.share")
-
-
 def __dir__() -> list[str]:
-    """List ``share`` too, loaded or not."""
+    """List every name, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -11,16 +11,13 @@ from typing import Any
 import fsspec
 
 from hurray_arrow.errors import HurrayArrowError, SnapshotCorruptError, SnapshotIncompleteError
-from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.expectations import check_snapshot
 from hurray_arrow.snapshot.files import PathLike, Source
 from hurray_arrow.snapshot.reader import Snapshot
-from hurray_arrow.snapshot.recovery import RecoveredRows
 from hurray_arrow.snapshot.remote import open_range
 from hurray_arrow.snapshot.row_source import IndexedRows, ShareIndexedRows
 from hurray_arrow.snapshot.tail import Tail, read_tail
-from hurray_arrow.snapshot.verification import problems_of
 
 
 def open_snapshot(
@@ -114,11 +111,18 @@ def open_source(
 
 def snapshot_of(source: Source, tail: Tail, *, trusted: bool = False) -> Snapshot:
     """Return the snapshot whose end was read."""
-    rows = _SOURCES[tail.metadata["profile"]](source, tail, trusted=trusted)
-    return Snapshot(source.url, tail.metadata, rows)
+    kind: type[IndexedRows] = ShareIndexedRows
+    if tail.metadata["profile"] == "archive":
+        from hurray_arrow.snapshot.archive_source import ArchiveIndexedRows
+
+        kind = ArchiveIndexedRows
+    return Snapshot(source.url, tail.metadata, kind(source, tail, trusted=trusted))
 
 
 def _recovered(source: Source) -> Snapshot:
+    from hurray_arrow.snapshot.recovery import RecoveredRows
+    from hurray_arrow.snapshot.verification import problems_of
+
     rows = RecoveredRows(source)
     snapshot = Snapshot(source.url, rows.metadata, rows)
     broken: set[int] = set()
@@ -134,6 +138,3 @@ def _recovered(source: Source) -> Snapshot:
     rows.leave_out(broken)
     snapshot.unverified = tuple(rows.unverified)
     return snapshot
-
-
-_SOURCES: dict[str, type[IndexedRows]] = {"share": ShareIndexedRows, "archive": ArchiveIndexedRows}

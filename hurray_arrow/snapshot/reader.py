@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import Any, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +24,20 @@ from hurray_arrow.errors import (
     SnapshotCorruptError,
     UnsupportedError,
 )
-from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, Layer, Selectors, check_entry, one_entry, select_entries
 from hurray_arrow.snapshot.groups import missing_components, window_tokens
-from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
-from hurray_arrow.snapshot.plane_sizes import PlaneSizes
-from hurray_arrow.snapshot.read_ahead import read_ahead
 from hurray_arrow.snapshot.row_source import IndexedRows
-from hurray_arrow.snapshot.row_stream import row_reader
-from hurray_arrow.snapshot.verification import VerifyReport, verify_snapshot
 from hurray_arrow.snapshot.view_doors import ViewDoors
 from hurray_arrow.tensor import BlockPagedTensor
+
+if TYPE_CHECKING:
+    from hurray_arrow.ops.select import Positions, Which
+    from hurray_arrow.snapshot.partial import PartialRead, PartialReader, TensorPages
+    from hurray_arrow.snapshot.plane_sizes import PlaneSizes
+    from hurray_arrow.snapshot.verification import VerifyReport
 
 
 class RowProvider(Protocol):
@@ -153,6 +153,8 @@ class Snapshot(ViewDoors):
         # The first by itself: it brings the tables that the others of its group have too.
         yield self._read(entries[0], verify=verify)
         if isinstance(self._rows, IndexedRows) and not self._rows.source.is_mapped:
+            from hurray_arrow.snapshot.read_ahead import read_ahead
+
             yield from read_ahead(entries[1:], lambda entry: self._read(entry, verify=verify))
             return
         for entry in entries[1:]:
@@ -253,7 +255,7 @@ class Snapshot(ViewDoors):
             raise UnsupportedError(
                 f"{self.url}: without an index its rows cannot be read in part; read() whole tensors"
             )
-        reader = PartialReader(self._rows, tables_of=self._tables_of, gap_bytes=gap_bytes)
+        reader = self._partial_reader(self._rows, gap_bytes)
         return reader.read(entries, sequences, tokens)
 
     def open_tensors(self, entries: Iterable[Entry], *, at_once: int = 64) -> Iterator[TensorPages]:
@@ -277,16 +279,23 @@ class Snapshot(ViewDoors):
             As :meth:`read`.
         """
         if not isinstance(self._rows, IndexedRows):
+            from hurray_arrow.snapshot.partial import TensorPages
+
             for entry in entries:
                 self._check_companions(entry)
                 yield TensorPages(self.checked_tensor(entry)[0])
             return
-        reader = PartialReader(self._rows, tables_of=self._tables_of, gap_bytes=None)
+        reader = self._partial_reader(self._rows)
         remaining = iter(entries)
         while some := list(islice(remaining, at_once)):
             for entry in some:
                 self._check_companions(entry)
             yield from reader.open(some)
+
+    def _partial_reader(self, rows: IndexedRows, gap_bytes: int | None = None) -> PartialReader:
+        from hurray_arrow.snapshot.partial import PartialReader
+
+        return PartialReader(rows, tables_of=self._tables_of, gap_bytes=gap_bytes)
 
     def plane_sizes(self, entry: Entry, *, most_rows: int = 16) -> PlaneSizes | None:
         """Return what the byte planes of an archived tensor's pages take, from the headers of its rows.
@@ -330,6 +339,8 @@ class Snapshot(ViewDoors):
         SnapshotCorruptError
             Everything that is wrong, in ``.problems``.
         """
+        from hurray_arrow.snapshot.verification import verify_snapshot
+
         return verify_snapshot(self, self._rows, progress=progress or NoOpCallback())
 
     def close(self) -> None:
@@ -351,6 +362,8 @@ class Snapshot(ViewDoors):
         return self._row_reader().schema.__arrow_c_schema__()
 
     def _row_reader(self) -> pa.RecordBatchReader:
+        from hurray_arrow.snapshot.row_stream import row_reader
+
         return row_reader(self._rows, self.entries, tensor_of=self.checked_tensor, metadata=self.metadata)
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +24,10 @@ from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC, IndexRow
-from hurray_arrow.snapshot.plane_sizes import PlaneSizes
 from hurray_arrow.snapshot.tail import Tail
+
+if TYPE_CHECKING:
+    from hurray_arrow.snapshot.plane_sizes import PlaneSizes
 
 
 @dataclass(frozen=True, slots=True)

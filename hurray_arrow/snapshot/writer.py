@@ -10,19 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import fsspec
 import numpy as np
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow import ops
 from hurray_arrow.arrow.ipc_file import block_of, empty_batch, encoded_batch, file_head, file_tail
 from hurray_arrow.arrow.metadata import PROFILES, new_metadata, schema_metadata
 from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.errors import SnapshotError
-from hurray_arrow.snapshot.archive_rows import ArchiveRows
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
@@ -31,6 +29,9 @@ from hurray_arrow.snapshot.placed import Placing, listed_tensors
 from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
+
+if TYPE_CHECKING:
+    from hurray_arrow.snapshot.archive_rows import ArchiveRows
 
 DEFAULT_PAGE_ALIGN_BYTES = 4096
 
@@ -132,6 +133,8 @@ def write_snapshot(
     ) as writer:
         for tensor in tensors:
             if sanitize:
+                from hurray_arrow import ops
+
                 writer.write(ops.sanitize(tensor))
             else:
                 writer.borrow(tensor)
@@ -242,6 +245,8 @@ class SnapshotWriter:
                 progress=callback,
             )
         else:
+            from hurray_arrow.snapshot.archive_rows import ArchiveRows
+
             self._rows = ArchiveRows(self._file, plan=plan, schema=self._schema, checksums=checksums, progress=callback)
 
     def write(self, tensor: BlockPagedTensor) -> None:
