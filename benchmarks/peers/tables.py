@@ -62,9 +62,9 @@ def setting(document: Document) -> str:
         f"{of['sequence_tokens']} tokens in {of['sequence_pages']} pages,"
         f" {of['sequence_pages'] / of['pages']:.1%} of every pool"
     )
-    rounds = " and ".join(f"{count} rounds on {PLACES[place]}" for place, count in document["rounds"].items())
+    rounds = " and ".join(f"{PLACES[place]} {count}" for place, count in document["rounds"].items())
     lines = [
-        f"Measured on {document['date']}, {where}, in {rounds}.",
+        f"Measured on {document['date']}, {where}. Rounds: {rounds}.",
         f"Input: {what}. The sequence that is read has {sequence}.",
     ]
     if of["repeats"]:
