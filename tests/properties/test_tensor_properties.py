@@ -100,8 +100,8 @@ def broken_rules(*, table, seq_ptr, lens, num_pages, page_size, total_tokens):
         broken[code.SEQ_LEN_EXCEEDS_PAGES] = any(
             length is not None and length > count * page_size for length, count in zip(lens, pages, strict=True)
         )
-        complete = len(known) == len(lens)
-        broken[code.SEQ_LENS_SUM] = sum(known) != total_tokens if complete else sum(known) > total_tokens
+        slots = sum(count * page_size for length, count in zip(lens, pages, strict=True) if length is None)
+        broken[code.SEQ_LENS_SUM] = not sum(known) <= total_tokens <= sum(known) + slots
     return {rule for rule, is_broken in broken.items() if is_broken}
 
 
