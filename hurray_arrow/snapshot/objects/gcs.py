@@ -57,16 +57,11 @@ class GcsObject(AsyncObject):
         return Version(int(found["size"]), str(found["generation"]))
 
     async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
-        version = await self._version()
-        if version is None:
-            raise FileNotFoundError(self.place.url)
-        tail = bytearray(min(tail_bytes, version.size))
-        if tail:
-            await self._get(version.size - len(tail), memoryview(tail), version)
-        return version, bytes(tail)
+        return await self._open_in_two(tail_bytes)
 
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
-        url = self._fs.url(self.place.path, generation=pinned.identity)
+        # gcsfs before 2026.8 takes no generation= here.
+        url = f"{self._fs.url(self.place.path)}&generation={pinned.identity}"
         wanted = {"Range": f"bytes={start}-{start + len(view) - 1}"}
         headers, body = await self._fs._call("GET", url, headers=wanted)
         generation = headers.get("x-goog-generation", pinned.identity)
