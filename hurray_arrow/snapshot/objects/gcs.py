@@ -57,7 +57,13 @@ class GcsObject(AsyncObject):
         return Version(int(found["size"]), str(found["generation"]))
 
     async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
-        return await self._open_in_two(tail_bytes)
+        version = await self._version()
+        if version is None:
+            raise FileNotFoundError(self.place.url)
+        tail = bytearray(min(tail_bytes, version.size))
+        if tail:
+            await self._get(version.size - len(tail), memoryview(tail), version)
+        return version, bytes(tail)
 
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
         # gcsfs before 2026.8 takes no generation= here.
