@@ -73,7 +73,7 @@ class Plan:
     limit_s
         A contender's work is not repeated when all its rounds have taken longer than this.
     budget_s
-        No further round begins at a place that would take all of them beyond this.
+        By kind of place: no further round begins that would take all of them beyond this.
     repeats
         Some pages are in a tensor of the input twice.
     """
@@ -83,7 +83,7 @@ class Plan:
     warm_up: Path
     rounds: int
     limit_s: float
-    budget_s: float
+    budget_s: Mapping[str, float]
     repeats: bool
 
 
@@ -146,7 +146,7 @@ def run_rounds(
     begin = time.monotonic()
     for number in range(plan.rounds):
         next_s = sum(found.seconds[-1] for found in figures.values() if number and repeats(plan, found))
-        if number and time.monotonic() - begin + next_s > plan.budget_s:
+        if number and time.monotonic() - begin + next_s > plan.budget_s[places.kind]:
             break
         for work in WORKS:
             for name in names[number % len(names) :] + names[: number % len(names)]:
