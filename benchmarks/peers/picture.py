@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.peers.measuring import WORKS, Figures
 from benchmarks.peers.results import Document, figures_of
@@ -71,7 +73,8 @@ def time_panel(panel: Any, document: Document, found: dict[str, Figures | None])
         low = min(min(figures.seconds) for _, figures in measured) * 1e3
         high = max(max(figures.seconds) for _, figures in measured) * 1e3
         panel.set_xscale("log")
-        panel.set_xlim(low / 2, high * 12)
+        panel.set_xlim(10 ** math.floor(math.log10(low)), high * 12)
+        panel.xaxis.set_minor_formatter(NullFormatter())
     frame(panel, names)
     panel.set_yticklabels([])
 
