@@ -49,7 +49,7 @@ from hurray_arrow.spec import IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
 if typing.TYPE_CHECKING:
-    from hurray_arrow import share
+    from hurray_arrow import ops, share
     from hurray_arrow.snapshot import (
         CopyReport,
         Fetched,
@@ -66,6 +66,7 @@ else:
     __getattr__ = _later.names_later(
         __name__,
         {
+            "ops": f"{__name__}.ops",
             "share": f"{__name__}.share",
             **dict.fromkeys(("CopyReport", "Fetched", "PartialRead", "SnapshotSet"), f"{__name__}.snapshot"),
             **dict.fromkeys(("StreamReader", "VerifyReport", "copy_snapshot"), f"{__name__}.snapshot"),
@@ -132,6 +133,7 @@ __all__ = [
     "from_record_batch",
     "open_snapshot",
     "open_snapshot_set",
+    "ops",
     "read_stream",
     "register",
     "share",
