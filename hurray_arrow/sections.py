@@ -189,6 +189,9 @@ class Statistics:
     def __post_init__(self) -> None:
         for name in ("computed_mask", "nnz", "nm_n", "nm_m", "has_nan", "has_inf"):
             object.__setattr__(self, name, operator.index(getattr(self, name)))
+        # An integer would not be equal to what its bytes are decoded to.
+        for each in fields(self)[2:8]:
+            object.__setattr__(self, each.name, float(getattr(self, each.name)))
 
     @classmethod
     def known(cls, **values: float) -> Statistics:

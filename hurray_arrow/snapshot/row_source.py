@@ -103,9 +103,9 @@ class IndexedRows(ABC):
             ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, ``row_place``, ``row_missing``.
         """
 
+    @abstractmethod
     def tables_row_of(self, tensor_index: int) -> Row:
         """Return the row that has a tensor's tables; its pages may be left out."""
-        return self.rows_of(tensor_index)[0]
 
     @abstractmethod
     def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:

@@ -376,6 +376,8 @@ def test_statistics_keep_every_bit():
 def test_statistics_that_are_known():
     known = Statistics.known(value_min=-1.5, value_max=2, value_abs_max=2.0, nm_n=2, nm_m=4)
     assert known.computed_mask == 0b010100
+    assert known == Statistics.known(value_min=-1.5, value_max=2.0, value_abs_max=2.0, nm_n=2, nm_m=4)
+    assert type(known.value_max) is float
     assert Statistics.known().computed_mask == 0
     assert Statistics.known(nnz=0).computed_mask == 1
     with pytest.raises(InvalidDescriptorError) as caught:
