@@ -24,6 +24,14 @@ OUTSIDE = (
     "https://github.com/pgillet/hurray",
     "https://www.sphinx-doc.org/",
     "https://github.com/pradyunsg/furo",
+    # What docs/benchmarks/peers.md cites.
+    "https://arrow.apache.org/docs/format/",
+    "https://docs.pytorch.org/docs/stable/notes/serialization.html",
+    "https://github.com/huggingface/safetensors",
+    "https://github.com/zipnn/zipnn",
+    "https://lancedb.github.io/lance/format/",
+    "https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html",
+    "https://zarr-specs.readthedocs.io/en/latest/v3/core/",
     "https://pradyunsg.me/",
 )
 LINKS = "[...document.querySelectorAll('a[href]')].map(link => link.href)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 
 import fsspec
 import numpy as np
@@ -385,6 +386,10 @@ def test_little_is_read_ahead_and_leaving_off_ends_it(monkeypatch):
     reader = read_snapshots(GLOB, "pages", values="float32", threads=2)
     assert opened == []
     assert reader.read_next_batch()["page_id"].to_pylist() == [0]
+    # The other thread begins when it gets its turn.
+    give_up = time.monotonic() + 30
+    while len(opened) < 2 and time.monotonic() < give_up:
+        time.sleep(0.001)
     assert sorted(opened) == URLS[:2]
     for _ in range(26):
         reader.read_next_batch()
