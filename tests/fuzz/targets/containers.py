@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import hurray
+import numpy as np
 
 from hurray_arrow import BlockPagedTensor, _json
 from hurray_arrow.engines.hurray import tensor_of, to_hurray
 from hurray_arrow.engines.hurray_files import FACTS_KEY, Container, read_container, write_container
+from tests.conformance import make_vectors
 from tests.faults.outcome import is_same
 from tests.faults.small import METADATA, small_tensors
 from tests.fuzz.choices import Choices, json_text
@@ -43,12 +45,23 @@ def _bases() -> tuple[tuple[bytes, dict[str, Any], dict[str, Any]], ...]:
             write_container(path, tensors, metadata=METADATA, kv={"arch": "x"})
             kv = hurray.load_kv(str(path))
             found.append((path.read_bytes(), hurray.load(str(path)), json.loads(kv[FACTS_KEY])))
-    return tuple(found)
+    return (*found, _of_others())
+
+
+def _of_others() -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+    """Return a container of other layouts too, on a device, with every kind of value and no facts."""
+    kv = {"list": ["a", "b"], "numbers": [1, 2], "f": 0.5, "t": True, "i": -1, "bytes": b"x"}
+    tensors = {"paged": make_vectors.tensor(make_vectors.case(device="cuda")), "dense": dense_tensor()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "base.hrry"
+        hurray.save(str(path), tensors, kv=kv)
+        facts = {"version": 1, "metadata": {}, "sequences": [], "tensors": {}}
+        return path.read_bytes(), hurray.load(str(path)), facts
 
 
 def seeds() -> Iterator[bytes]:
     """Yield scripts: bytes of the descriptors, of the index, of its end; facts of every name."""
-    for base in range(3):
+    for base in range(4):
         yield bytes([0, base])
         for place in range(0, 256, 7):
             for part in range(5):
@@ -79,6 +92,14 @@ def _run(choices: Choices, path: Path) -> None:
         container = refused(lambda: read_container(path, skip_other_layouts=bool(how & 1)), OSError)
         if container is not None:
             _look_at(container, path.with_name("again.hrry"))
+        refused(
+            lambda: BlockPagedTensor.from_hurray(choices.pick((dense_tensor(), *tensors.values(), None))), TypeError
+        )
+
+
+def dense_tensor() -> Any:
+    """Return a tensor of pyhurray's that has no pages."""
+    return hurray.Tensor(bytes(24), hurray.float32, [2, 3])
 
 
 def _changed_facts(facts: dict[str, Any], choices: Choices) -> Any:
@@ -142,22 +163,42 @@ def _crc32c(data: bytes) -> int:
     return crc ^ 0xFFFFFFFF
 
 
+def _unaligned(tensor: BlockPagedTensor) -> Any:
+    room = np.empty(tensor.buffers[0].nbytes + 128, np.uint8)
+    start = -room.ctypes.data % 64 + 8
+    room[start : start + tensor.buffers[0].nbytes] = tensor.buffers[0]
+    return room[start : start + tensor.buffers[0].nbytes]
+
+
 def _look_at(container: Container, path: Path) -> None:
     for name, tensor in container.tensors.items():
         promise(tensor.validate() == [], f"{name!r} breaks rules")
+        apart = BlockPagedTensor.from_buffers(tensor.descriptor, [_unaligned(tensor), *tensor.buffers[1:]])
+        in_place = refused(lambda apart=apart: to_hurray(apart, copy=False))
+        promise(in_place is None or not tensor.buffers[0].nbytes, f"{name!r} is copied")
+        promise(refused(lambda apart=apart: to_hurray(apart)) is not None, f"{name!r} is not copied")
         there = refused(lambda tensor=tensor: to_hurray(tensor))
         promise(there is not None, f"{name!r} does not go to pyhurray")
         promise(tensor_of(there, loaded=True).descriptor == _of_the_cpu(tensor), f"{name!r} comes back otherwise")
     try:
         write_container(path, container.tensors, metadata=container.metadata, kv=container.kv)
     except OSError:
-        # Two names that are one, or a key that pyhurray reads and does not write.
+        # A key that pyhurray reads and does not write.
         return
+    promise(refused(lambda: write_container(path, container.tensors), FileExistsError) is None, "it was written over")
+    unnamed = refused(lambda: _named_again(path, container))
+    promise(unnamed is None or len(unnamed) == len(container.tensors), "other tensors after writing again")
     again = read_container(path)
     # Integers from 2^53 are written as text.
     written = [_json.loads(_json.dumps(each.metadata), max_bytes=1 << 20) for each in (again, container)]
     promise(written[0] == written[1] and list(again.tensors) == list(container.tensors), "other names")
     promise(all(map(is_same, again.tensors.values(), container.tensors.values())), "a container changes when written")
+
+
+def _named_again(path: Path, container: Container) -> dict[str, BlockPagedTensor]:
+    """Write the tensors under names made of their layers, which two of them may have in common."""
+    write_container(path.with_name("named.hrry"), container.tensors.values(), overwrite=True)
+    return read_container(path.with_name("named.hrry")).tensors
 
 
 def _of_the_cpu(tensor: BlockPagedTensor) -> Any:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from hurray_arrow.arrow import page_class
@@ -104,8 +105,10 @@ def run(data: bytes) -> None:
 
 def _used(kind: pa.ExtensionType, storage: pa.DataType) -> None:
     empty = pa.ExtensionArray.from_storage(kind, pa.nulls(0, storage))
+    promise(kind != 3 and kind is not None, "a type is a number")
     if isinstance(kind, BlockTableType):
         if kind.problem is None:
+            refused(lambda: pa.ExtensionArray.from_storage(kind, pa.nulls(2, storage)).seq_ptr)
             promise(empty.seq_ptr.tolist() == [0] and not empty.block_table.size, "an empty table is not empty")
         return
     found = refused(lambda: kind.page_class)
@@ -118,8 +121,19 @@ def _used(kind: pa.ExtensionType, storage: pa.DataType) -> None:
         promise(PagePoolType(found).page_class == found, "the class does not come back")
         stated = json.loads(kind.__arrow_ext_serialize__())
         promise(str(stated["element_type"]) == found.element_type, "another element type")
+        _one_page(kind, storage)
     else:
         promise(_raises(lambda: kind.page_shape), "a shape of an unusable type")
+
+
+def _one_page(kind: pa.ExtensionType, storage: pa.DataType) -> None:
+    """Look at a page of zeros, and at a page that is none."""
+    size = storage.field(0).type.list_size if pa.types.is_struct(storage) else storage.list_size
+    page = {field.name: [0] * size for field in storage} if pa.types.is_struct(storage) else [0] * size
+    both = pa.ExtensionArray.from_storage(kind, pa.array([page, None], storage))
+    promise(refused(both.to_pages) is None and both[1].as_py() is None, "a page out of nothing")
+    values = both[0].as_py()
+    promise(not values.view("u1").any() and np.array_equal(both[:1].to_pages()[0], values), "a page of other values")
 
 
 def _raises(call: object) -> bool:

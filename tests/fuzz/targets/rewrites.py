@@ -41,7 +41,7 @@ def seeds() -> Iterator[bytes]:
     """Yield scripts: every list, views, one batch or many, files and streams, compressed or not; then damage."""
     for base in range(11):
         for way in range(32):
-            yield bytes([base, way % 4, way % 8, way // 4 % 4, way % 3, way, way % 5, way // 2 % 4, way % 2])
+            yield bytes([base, way % 4, way, way // 4 % 5, way % 3, way, way % 5, way // 2 % 4, way % 2, way % 7])
     for base in range(11):
         for place in range(0, 256, 17):
             yield bytes([base, 0, 0, 0, 0, 0, 0, place % 2, 0, 0, place, place, 2, 0xFF])
@@ -52,16 +52,21 @@ def run(data: bytes) -> None:
     choices = Choices(data)
     batches, tensors = choices.pick(_bases())
     rewritten = _rewritten(batches, choices)
+    rows_are_spoilt = choices.below(8) == 7
     with bounded(sum(batch.nbytes for batch in rewritten)):
         _look_at_rows(rewritten, tensors, choices)
+    if rows_are_spoilt:
+        rewritten = [_spoilt(batch) for batch in rewritten]
     written = _written(rewritten, choices)
+    if choices.below(8) == 7:
+        written = _with_another_head(written)
     # A file whose writer died has no footer.
     content = written[: len(written) * 3 // 4] if choices.below(4) == 3 else written
     is_damaged = choices.more
     if is_damaged:
         content = damaged(content, choices)
     file_path().write_bytes(content)
-    expected = len(tensors) if content == written else None
+    expected = len(tensors) if content == written and not rows_are_spoilt else None
     with bounded(2 * len(content)):
         for mapped in (True, False):
             _look_at_recovered(None if is_damaged else tensors, expected, mapped=mapped)
@@ -128,6 +133,22 @@ def _relisted(array: pa.Array, kind: str, *, strip: bool) -> pa.Array:
     views = pa.LargeListViewArray if kind == "large_list_view" else pa.ListViewArray
     mask = pa.array([not each.as_py() for each in valid]) if array.null_count else None
     return views.from_arrays(pa.array(offsets[:-1], width), pa.array(np.diff(offsets), width), values, mask=mask)
+
+
+def _spoilt(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows fifty times and without a role: more than anybody lists."""
+    place = batch.schema.get_field_index("kv_role")
+    fields = list(batch.schema)
+    fields[place] = pa.field("kv_role", pa.null())
+    schema = pa.schema(fields, metadata=batch.schema.metadata)
+    columns = [pa.concat_arrays([column] * 50) for column in batch.columns]
+    columns[place] = pa.nulls(50 * batch.num_rows)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _with_another_head(content: bytes) -> bytes:
+    """Return a file whose first message nobody can read, as Polars' cannot: only the footer has the schema."""
+    return content[:8] + b"\x01\x02\x03\x04" + content[12:] if content.startswith(b"ARROW1") else content
 
 
 def _written(batches: list[pa.RecordBatch], choices: Choices) -> bytes:

@@ -59,6 +59,8 @@ def run(data: bytes) -> None:
     with bounded(len(content)):
         metadata, tensors, outcome = _read(io.BytesIO(content))
         slow = _read(_Trickle(content, 1 + len(data) % 7))
+        broken = _read(_Broken(content, len(content) // (2 + len(data) % 4)))
+        promise(broken[2] != "complete" and all(map(is_same, broken[1], tensors)), "a source that fails is complete")
         same = len(tensors) == len(slow[1]) and all(map(is_same, tensors, slow[1]))
         promise((metadata, outcome) == (slow[0], slow[2]) and same, "what comes depends on how it comes")
         promise(all(tensor.validate() == [] for tensor in tensors), "a tensor that came breaks rules")
@@ -77,14 +79,16 @@ def _read(source: Any) -> tuple[dict[str, Any] | None, list[BlockPagedTensor], s
     tensors: list[BlockPagedTensor] = []
     try:
         reader = ha.read_stream(source)
-        while (tensor := next(reader, None)) is not None:
-            tensors.append(tensor)
+        with reader:
+            for tensor in reader:
+                tensors.append(tensor)  # noqa: PERF402 - what came stays when an error ends it
     except HurrayArrowError as error:
         check_error(error)
         if reader is not None:
             promise(refused(lambda: next(reader, 1)) is None and not reader.complete, "a broken stream goes on")
         return reader and reader.metadata, tensors, code_of(error)
     promise(reader.complete and reader.num_tensors == len(tensors), "an end that is none")
+    promise(next(reader, None) is None, "tensors behind the end")
     return reader.metadata, tensors, "complete"
 
 
@@ -105,6 +109,19 @@ class _Trickle:
 
     def read(self, size: int) -> bytes:
         return self._file.read(min(size, self._size))
+
+
+class _Broken(_Trickle):
+    """A source that fails after so many bytes."""
+
+    def __init__(self, content: bytes, size: int) -> None:
+        super().__init__(content[:size], 7)
+
+    def read(self, size: int) -> bytes:
+        found = super().read(size)
+        if not found:
+            raise ConnectionResetError("planted")
+        return found
 
 
 @cache

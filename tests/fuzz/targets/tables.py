@@ -14,10 +14,21 @@ from hurray_arrow import BlockPagedTensor, LayoutError
 from hurray_arrow.engines import flashinfer, lmcache, padded_batch, sglang, tensorrt_llm, vllm
 from tests.fuzz.choices import Choices
 from tests.fuzz.limits import bounded, check_error, promise, refused
-
-HEADS, DIM, MAX_PAGES = 2, 3, 9
-DTYPES = (np.int32, np.int64, np.uint32, np.uint8, np.uint64, np.int16, np.float32, np.bool_)
-_I32 = np.iinfo(np.int32)
+from tests.fuzz.paged_cache import (
+    DIM,
+    HEADS,
+    I32,
+    MAX_PAGES,
+    Cache,
+    compare,
+    in_i32,
+    in_i64,
+    is_integers,
+    places_by_indptr,
+    places_by_rows,
+    places_by_slots,
+    some_slots,
+)
 
 
 def seeds() -> Iterator[bytes]:
@@ -37,98 +48,9 @@ def run(data: bytes) -> None:
         engine(choices)
 
 
-class Cache:
-    """A pool whose every slot holds its own number, and what the script says of its sequences."""
-
-    def __init__(self, choices: Choices) -> None:
-        self.choices = choices
-        sizes = choices.number()
-        self.page_size = sizes if sizes < 200 else choices.integer()
-        if not -(10**6) < self.page_size < 10**6:
-            self.page_size %= 7
-        self.num_pages = choices.below(MAX_PAGES)
-        self.num_seqs = choices.below(5)
-        slots = self.num_pages * max(self.page_size, 0)
-        shape = (self.num_pages, max(self.page_size, 0), HEADS, DIM)
-        self.keys = (np.arange(slots * HEADS * DIM).reshape(shape) % 60000).astype(np.uint16)
-        self.values = self.keys + np.uint16(5000)
-
-    def length(self) -> int:
-        kind = self.choices.number()
-        most = max(self.num_pages * self.page_size, 1)
-        return kind % (most + 2) if kind < 236 else self.choices.integer()
-
-    def page(self) -> int:
-        kind = self.choices.number()
-        return kind % (self.num_pages + 1) if kind > 24 else self.choices.integer()
-
-    def row(self, count: int) -> list[int]:
-        """Return page ids, mostly distinct ones."""
-        if self.choices.below(4) == 3 or not self.num_pages:
-            return [self.page() for _ in range(count)]
-        first, step = self.choices.below(self.num_pages), self.choices.pick((1, 1, 2, self.num_pages - 1))
-        return [(first + n * step) % self.num_pages for n in range(count)]
-
-    def slot(self, before: int | None) -> int:
-        kind = self.choices.number()
-        if before is not None and kind > 20:
-            return before + 1
-        return kind * self.page_size if kind > 8 else self.choices.integer()
-
-    def held(self, numbers: list[int]) -> Any:
-        """Return numbers as a caller may hold them: a list, an array of any width that holds them."""
-        dtype = self.choices.pick((None, None, *DTYPES))
-        if dtype is None:
-            return numbers
-        try:
-            return np.array(numbers, dtype)
-        except OverflowError:
-            return numbers
-
-
-def _compare(
-    cache: Cache, tensors: list[BlockPagedTensor] | None, expected: list[list[tuple[int, int]]] | None
-) -> None:
-    """Compare exported tokens with the (page, slot) that the loop found; ``None`` where it refuses."""
-    if expected is None:
-        promise(tensors is None, "tables were taken that mean nothing")
-        return
-    promise(tensors is not None, "tables were refused that mean something")
-    for tensor in tensors or ():
-        pool = cache.keys if tensor.kv_role == "key" else cache.values
-        promise(tensor.validate() == [] and tensor.num_seqs == len(expected), "an exported tensor breaks rules")
-        for seq, places in enumerate(expected):
-            found = tensor.gather(seq)
-            wanted = [pool[page, slot] for page, slot in places]
-            promise(
-                len(found) == len(wanted) and all(map(np.array_equal, found, wanted)), f"sequence {seq}: other tokens"
-            )
-
-
-def _places(
-    cache: Cache, rows: list[Any], lens: list[int], *, absent: int | None = None
-) -> list[list[tuple[int, int]]] | None:
-    """Find each token's page and slot by a loop over rows of page ids."""
-    if cache.page_size < 1 or len(rows) < len(lens) or any(not 0 <= length < 2**63 for length in lens):
-        return None
-    found = []
-    for row, length in zip(rows, lens, strict=False):
-        pages = -(-length // cache.page_size)
-        ids = [int(page) for page in list(row)[:pages]]
-        real = [page for page in ids if page != absent]
-        if len(ids) < pages or any(not 0 <= page < cache.num_pages for page in real) or len(set(real)) < len(real):
-            return None
-        tokens = [(ids[t // cache.page_size], t % cache.page_size) for t in range(length)]
-        found.append([place for place in tokens if place[0] != absent])
-    return found
-
-
-def _is_integers(held: Any) -> bool:
-    return not isinstance(held, np.ndarray) or held.dtype.kind in "iu"
-
-
 def _rows(cache: Cache) -> list[Any]:
-    return [cache.held(cache.row(cache.choices.below(6))) for _ in range(cache.num_seqs)]
+    count = cache.num_seqs + cache.choices.pick((0, 0, 0, 0, 0, 0, 1, -1))
+    return [cache.held(cache.row(cache.choices.below(6))) for _ in range(count)]
 
 
 def _vllm(choices: Choices) -> None:
@@ -153,8 +75,8 @@ def _vllm(choices: Choices) -> None:
         tensors = _taken(
             lambda: vllm.export_cache(arrays, layout="2BNHD", groups=[group], element_type="uint16", pages=pages)
         )
-    usable = _is_integers(lens) and all(_is_integers(row) for row in rows[: len(lens)])
-    _compare(cache, tensors, _places(cache, rows, list(map(int, lens)), absent=null_block) if usable else None)
+    usable = is_integers(lens) and all(is_integers(row) for row in rows[: len(lens)])
+    compare(cache, tensors, places_by_rows(cache, rows, list(map(int, lens)), absent=null_block) if usable else None)
     if tensors:
         _restore(cache, tensors)
 
@@ -185,36 +107,14 @@ def _vllm_blocks(choices: Choices) -> None:
         [int(row[n // ratio]) * step + n % ratio for n in range(-(-length // cache.page_size))]
         for row, length in zip(rows, lens, strict=False)
     ]
-    _compare(cache, tensors, _places(cache, pages, lens))
-
-
-def _slots(cache: Cache, count: int) -> list[int]:
-    slots: list[int] = []
-    for _ in range(count):
-        slots.append(cache.slot(slots[-1] if slots else None))
-    return slots
-
-
-def _by_slots(cache: Cache, rows: list[list[int]] | None) -> list[list[tuple[int, int]]] | None:
-    """Find pages by slots: whole pages from their slot 0 on, one slot after the other."""
-    if rows is None or cache.page_size < 1:
-        return None
-    size = cache.page_size
-    for row in rows:
-        for t, slot in enumerate(row):
-            follows = slot % size == 0 if t % size == 0 else slot == row[t - 1] + 1
-            if not 0 <= slot < 2**63 or not follows or slot // size >= cache.num_pages:
-                return None
-        if len({slot // size for slot in row}) < -(-len(row) // size):
-            return None
-    return [[divmod(slot, size) for slot in row] for row in rows]
+    compare(cache, tensors, places_by_rows(cache, pages, lens))
 
 
 def _vllm_slots(choices: Choices) -> None:
     cache = Cache(choices)
     lens = [cache.length() for _ in range(cache.num_seqs)]
     total = sum(length for length in lens if 0 <= length < 60)
-    slots = cache.held(_slots(cache, min(total + choices.below(3), 80)))
+    slots = cache.held(some_slots(cache, min(total + choices.pick((0, 0, 0, 0, 1, 2, -1)), 80)))
     tensors = _taken(
         lambda: vllm.export_cache(
             {"a": np.stack([cache.keys, cache.values])},
@@ -226,32 +126,29 @@ def _vllm_slots(choices: Choices) -> None:
         )
     )
     rows, start = [], 0
-    fits = all(0 <= length < 2**63 for length in lens) and sum(lens) <= len(slots) and _is_integers(slots)
+    fits = all(0 <= length < 2**63 for length in lens) and sum(lens) <= len(slots) and is_integers(slots)
     for length in lens if fits else ():
         rows.append([int(slot) for slot in slots[start : start + length]])
         start += length
     # What lies behind the last token is padding, but it has to be numbers.
-    fits = fits and all(_in_i64(int(slot)) for slot in slots)
-    _compare(cache, tensors, _by_slots(cache, rows if fits else None))
+    fits = fits and all(in_i64(int(slot)) for slot in slots)
+    compare(cache, tensors, places_by_slots(cache, rows if fits else None))
 
 
 def _sglang(choices: Choices) -> None:
     cache = Cache(choices)
     lens = [cache.length() for _ in range(cache.num_seqs)]
     columns = choices.below(20)
-    table = np.array([_slots(cache, columns) for _ in range(cache.num_seqs + 1)], object)
-    held = (
-        np.clip(table.astype(object), _I32.min, _I32.max).astype(np.int32)
-        if table.size
-        else np.zeros((1, columns), np.int32)
-    )
-    which = None if choices.flag() else [cache.page() for _ in range(cache.num_seqs)]
+    table = np.array([some_slots(cache, columns) for _ in range(cache.num_seqs + 1)], object)
+    held = np.clip(table, I32.min, I32.max).astype(np.int32) if table.size else np.zeros((1, columns), np.int32)
+    which = None if choices.flag() else [cache.page() for _ in range(cache.num_seqs + choices.pick((0, 0, 0, 1)))]
+    given = choices.pick((held, held, held, held.astype(np.float32), held.reshape(-1)))
     flat = tuple(each.reshape(-1, HEADS, DIM) for each in (cache.keys, cache.values))
     tensors = _taken(
         lambda: sglang.export_cache(
             {"a": flat},
             layout="BNHD",
-            req_to_token=held,
+            req_to_token=given,
             seq_lens=lens,
             page_size=cache.page_size,
             req_pool_indices=which,
@@ -259,9 +156,10 @@ def _sglang(choices: Choices) -> None:
         )
     )
     numbers = list(range(cache.num_seqs)) if which is None else which
-    fits = all(0 <= length <= columns for length in lens) and all(0 <= number < len(held) for number in numbers)
+    fits = given is held and len(numbers) == len(lens) and all(0 <= number < len(held) for number in numbers)
+    fits = fits and all(0 <= length <= columns for length in lens)
     rows = [held[number, :length].tolist() for number, length in zip(numbers, lens, strict=True)] if fits else None
-    _compare(cache, tensors, _by_slots(cache, rows))
+    compare(cache, tensors, places_by_slots(cache, rows))
 
 
 def _flashinfer(choices: Choices) -> None:
@@ -273,7 +171,9 @@ def _flashinfer(choices: Choices) -> None:
     indices = cache.row(choices.below(12))
     last = [choices.integer() if choices.below(8) == 7 else 1 + choices.below(max(cache.page_size, 1)) for _ in counts]
     last = [0 if not count and choices.flag() else length for count, length in zip(counts, last, strict=True)]
-    held = [np.array(part, np.int32) if choices.flag() and _in_i32(part) else part for part in (indptr, indices, last)]
+    last = last[: len(last) - choices.pick((0, 0, 0, 1))]
+    dtype = choices.pick((np.int32, np.int32, np.int32, np.int64))
+    held = [np.array(part, dtype) if choices.flag() and in_i32(part) else part for part in (indptr, indices, last)]
     tensors = _taken(
         lambda: flashinfer.export_cache(
             {"a": (cache.keys, cache.values)},
@@ -285,37 +185,11 @@ def _flashinfer(choices: Choices) -> None:
             element_type="uint16",
         )
     )
-    _compare(cache, tensors, _by_indptr(cache, indptr, indices, last))
+    is_wide = any(isinstance(part, np.ndarray) and part.dtype != np.int32 for part in held)
+    compare(cache, tensors, None if is_wide else places_by_indptr(cache, indptr, indices, last))
     for tensor in tensors or ():
         table = refused(lambda tensor=tensor: flashinfer.page_table(tensor))
         promise(table is not None and table.kv_indptr.tolist() == indptr, "the tables do not come back")
-
-
-def _in_i32(numbers: list[int]) -> bool:
-    return all(_I32.min <= number <= _I32.max for number in numbers)
-
-
-def _in_i64(number: int) -> bool:
-    return -(2**63) <= number < 2**63
-
-
-def _by_indptr(
-    cache: Cache, indptr: list[int], indices: list[int], last: list[int]
-) -> list[list[tuple[int, int]]] | None:
-    size = cache.page_size
-    if size < 1 or not all(map(_in_i64, (*indptr, *indices, *last))):
-        return None
-    if indptr[0] != 0 or sorted(indptr) != indptr or indptr[-1] > len(indices):
-        return None
-    rows, lens = [], []
-    for start, end, filled in zip(indptr[:-1], indptr[1:], last, strict=True):
-        if not 1 <= filled <= size and not (start == end and filled == 0):
-            return None
-        if start == end and filled not in (0, size):
-            return None
-        rows.append(indices[start:end])
-        lens.append((end - start - 1) * size + filled if end > start else 0)
-    return _places(cache, rows, lens)
 
 
 def _tensorrt(choices: Choices) -> None:
@@ -323,7 +197,7 @@ def _tensorrt(choices: Choices) -> None:
     lens = cache.held([cache.length() for _ in range(cache.num_seqs)])
     columns = choices.below(5)
     rows = [cache.row(columns) for _ in range(cache.num_seqs + choices.below(2))]
-    held = np.array(rows, np.int32) if rows and all(map(_in_i32, rows)) else rows
+    held = np.array(rows, np.int32) if rows and all(map(in_i32, rows)) else rows
     tensors = _taken(
         lambda: tensorrt_llm.export_cache(
             {"a": np.stack([cache.keys, cache.values], axis=1)},
@@ -334,8 +208,8 @@ def _tensorrt(choices: Choices) -> None:
             element_type="uint16",
         )
     )
-    usable = _is_integers(lens) and cache.page_size > 0 and not cache.page_size & (cache.page_size - 1)
-    _compare(cache, tensors, _places(cache, rows, list(map(int, lens))) if usable else None)
+    usable = is_integers(lens) and cache.page_size > 0 and not cache.page_size & (cache.page_size - 1)
+    compare(cache, tensors, places_by_rows(cache, rows, list(map(int, lens))) if usable else None)
 
 
 def _lmcache(choices: Choices) -> None:
