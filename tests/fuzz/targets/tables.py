@@ -84,7 +84,7 @@ def _vllm(choices: Choices) -> None:
 def _vllm_blocks(choices: Choices) -> None:
     """Blocks of several pages, apart from each other."""
     cache = Cache(choices)
-    ratio, stride = choices.pick((1, 2, 3, 0, -1)), choices.pick((None, None, 2, 5, 0, -1))
+    ratio, stride = choices.pick((1, 2, 3, 0, -1)), choices.pick((None, None, 2, 4, 5, 8, 0, -1))
     lens, rows = [cache.length() for _ in range(cache.num_seqs)], _rows(cache)
     block_size = cache.page_size * ratio
     tensors = _taken(
