@@ -106,10 +106,12 @@ class RemoteFile:
         except BaseException:
             self.discard()
             raise
-        if not self._overwrite and found is not None and identity not in (None, found.identity):
+        # Somebody else came in the moment since: ours was there whole.
+        is_replaced = found is not None and identity not in (None, found.identity)
+        if is_replaced and not self._overwrite:
             # A store that checks its condition a moment too early let two creators through, and the other came last.
             raise self._taken()
-        if found is None or found.size != self.position:
+        if not is_replaced and (found is None or found.size != self.position):
             has = "no object" if found is None else f"{found.size} bytes"
             raise SnapshotError(f"{has} in the store, {self.position} were written", url=self.path)
         self._object.published()

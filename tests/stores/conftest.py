@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import timedelta
 
 import fsspec
 import pytest
 
 from tests.stores.proxy import Proxy
-from tests.stores.servers import BUCKET, KEY, SECRET, RangeServer, Store, azure_store, gcs_store, proxy_to, s3_store
+from tests.stores.servers import RangeServer, Store, azure_store, gcs_store, obstore_of, proxy_to, s3_store
 
 # Before the clients are imported: none may look for credentials in the cloud it thinks it is in.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
@@ -51,19 +50,7 @@ def gcs_server() -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def obstore_server(s3_server: Store) -> Store:
-    from obstore.fsspec import FsspecStore
-
-    filesystem = FsspecStore(
-        "s3",
-        endpoint=f"http://127.0.0.1:{s3_server.proxy.port}",
-        access_key_id=KEY,
-        secret_access_key=SECRET,
-        region="us-east-1",
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=5)},
-    )
-    return Store("obstore", f"s3://{BUCKET}", s3_server.proxy, filesystem=filesystem, process=s3_server.process)
+    return obstore_of(s3_server)
 
 
 @pytest.fixture(scope="session")

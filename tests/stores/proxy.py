@@ -7,6 +7,7 @@ import http.client
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -60,13 +61,33 @@ class Reset:
 
 
 @dataclass(frozen=True)
+class Slow:
+    """Pass everything on, the answer's body in so many pieces with a pause before each."""
+
+    pieces: int
+    pause_seconds: float
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Take the request and say nothing, for as long as the test lasts."""
+
+
+@dataclass(frozen=True)
+class Flip:
+    """Pass the answer on with one bit of its body changed."""
+
+    at_byte: int
+
+
+@dataclass(frozen=True)
 class InTurn:
     """Pass the request on while no other of the same turn is under way."""
 
     turn: threading.Lock
 
 
-Fault = Answer | Cut | Reset | InTurn | None
+Fault = Answer | Cut | Reset | Slow | Stall | Flip | InTurn | None
 
 
 def always(fault: Fault) -> Callable[[Request], Fault]:
@@ -91,13 +112,19 @@ def first(*faults: Fault) -> Callable[[Request], Fault]:
 
 
 class Proxy:
-    """The proxy; ``fault`` is asked about every request before it goes on."""
+    """The proxy; ``fault`` is asked about every request before it goes on.
+
+    ``cut_upload`` is asked before a request's body is read: after how many bytes of it to close the connection, or
+    ``None``.
+    """
 
     def __init__(self, port: int = 0) -> None:
         self.upstream: tuple[str, int] = ("127.0.0.1", 0)
         self.requests: list[Request] = []
         self.fault: Callable[[Request], Fault] = always(None)
+        self.cut_upload: Callable[[Request, int], int | None] = lambda _request, _size: None
         self._lock = threading.Lock()
+        self._going_on = threading.Event()
         proxy = self
 
         class Handler(socketserver.StreamRequestHandler):
@@ -115,6 +142,9 @@ class Proxy:
     def reset(self) -> None:
         """Forget what was counted, and break nothing."""
         self.fault = always(None)
+        self.cut_upload = lambda _request, _size: None
+        self._going_on.set()
+        self._going_on = threading.Event()
         with self._lock:
             self.requests = []
 
@@ -124,14 +154,19 @@ class Proxy:
             return [request for request in self.requests if request.is_read]
 
     def close(self) -> None:
+        self._going_on.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
+    def _cut_upload(self, request: Request, size: int) -> int | None:
+        # Looked up when the request has come: a connection may have stood open since before.
+        return self.cut_upload(request, size)
+
     def _serve(self, handler: socketserver.StreamRequestHandler) -> None:
         upstream = http.client.HTTPConnection(*self.upstream, timeout=60)
         try:
-            while request := _read_request(handler):
+            while request := _read_request(handler, self._cut_upload):
                 with self._lock:
                     self.requests.append(request)
                 fault = self.fault(request)
@@ -139,6 +174,9 @@ class Proxy:
                     request.status = fault.status
                     _write_answer(handler, fault.status, fault.headers, fault.body, head=request.method == "HEAD")
                     continue
+                if isinstance(fault, Stall):
+                    self._going_on.wait()
+                    return
                 if isinstance(fault, Reset) and not fault.forward:
                     return
                 with fault.turn if isinstance(fault, InTurn) else contextlib.nullcontext():
@@ -151,7 +189,10 @@ class Proxy:
                 if request.method == "HEAD" and (length := answer.getheader("content-length")):
                     headers["Content-Length"] = length
                 cut = fault.after_bytes if isinstance(fault, Cut) else None
-                _write_answer(handler, answer.status, headers, body, head=request.method == "HEAD", cut=cut)
+                if isinstance(fault, Flip) and body:
+                    body = _flipped(body, fault.at_byte % len(body))
+                slow = fault if isinstance(fault, Slow) else Slow(1, 0)
+                _write_answer(handler, answer.status, headers, body, head=request.method == "HEAD", cut=cut, slow=slow)
                 if cut is not None:
                     return
         finally:
@@ -163,7 +204,13 @@ class Proxy:
 _OWN_HEADERS = {"transfer-encoding", "connection", "content-length", "keep-alive"}
 
 
-def _read_request(handler: socketserver.StreamRequestHandler) -> Request | None:
+def _flipped(body: bytes, at_byte: int) -> bytes:
+    return body[:at_byte] + bytes([body[at_byte] ^ 4]) + body[at_byte + 1 :]
+
+
+def _read_request(
+    handler: socketserver.StreamRequestHandler, cut_upload: Callable[[Request, int], int | None]
+) -> Request | None:
     line = handler.rfile.readline()
     if not line.strip():
         return None
@@ -174,12 +221,16 @@ def _read_request(handler: socketserver.StreamRequestHandler) -> Request | None:
         headers[name.strip().lower()] = value.strip()
     if headers.pop("expect", "").lower() == "100-continue":
         handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    size = int(headers.get("content-length", 0))
+    if (after := cut_upload(Request(method, target, headers, b""), size)) is not None:
+        handler.rfile.read(min(after, size))
+        return None
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = b"".join(_chunks(handler))
         del headers["transfer-encoding"]
         headers["content-length"] = str(len(body))
     else:
-        body = handler.rfile.read(int(headers.get("content-length", 0)))
+        body = handler.rfile.read(size)
     return Request(method, target, headers, body)
 
 
@@ -215,6 +266,7 @@ def _write_answer(
     *,
     head: bool = False,
     cut: int | None = None,
+    slow: Slow = Slow(1, 0),
 ) -> None:
     lines = [f"HTTP/1.1 {status} {http.client.responses.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -222,5 +274,9 @@ def _write_answer(
         lines.append(f"Content-Length: {len(body)}")
     handler.wfile.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin1"))
     if not head:
-        handler.wfile.write(body if cut is None else body[:cut])
+        sent = body if cut is None else body[:cut]
+        step = max(1, -(-len(sent) // slow.pieces))
+        for start in range(0, len(sent), step):
+            time.sleep(slow.pause_seconds)
+            handler.wfile.write(sent[start : start + step])
     handler.wfile.flush()

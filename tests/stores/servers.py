@@ -25,6 +25,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Store:
     proxy: Proxy
     options: dict[str, Any] = field(default_factory=dict)
     filesystem: fsspec.AbstractFileSystem | None = None
-    process: subprocess.Popen[bytes] | None = None
+    process: Server | None = None
     #: The library's class that decides how large parts are.
     object_class: type | None = None
 
@@ -102,7 +103,7 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes] | Server) -> None:
     """End a server: its data is thrown away, so it need not do so in order."""
     process.kill()
     process.wait()
@@ -127,21 +128,34 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path, *, a
     raise NoServerError(f"{process.args!r:.80} did not get ready: {log.read_text()[-2000:]}")
 
 
+class Server:
+    """A server's process, which can be started once more over the same data; asked like the process that it is now."""
+
+    def __init__(self, command: list[str], folder: Path, ready: str, *, any_answer: bool, env: dict[str, str]) -> None:
+        self._log = folder / "server.log"
+        self._ready, self._any_answer = ready, any_answer
+        self._how: Any = {
+            "args": command,
+            "cwd": folder,
+            "env": {"PATH": os.environ["PATH"], "HOME": str(folder), **env},
+        }
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(**self._how, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        wait_until_ready(self._process, self._ready, self._log, any_answer=self._any_answer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+
 @contextlib.contextmanager
 def started(command: list[str], folder: Path, ready: str, *, any_answer: bool = False, **env: str) -> Iterator[Any]:
     """Run a server until the block is left."""
-    log = folder / "server.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
+    process = Server(command, folder, ready, any_answer=any_answer, env=env)
     try:
-        wait_until_ready(process, ready, log, any_answer=any_answer)
         yield process
     finally:
         end(process)
@@ -158,7 +172,7 @@ def short_folder() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def weed() -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def weed() -> Iterator[tuple[int, Server]]:
     """Run SeaweedFS; gives the port of its S3."""
     binary = Path(sysconfig.get_path("scripts")) / "weed"
     if not binary.exists():
@@ -205,6 +219,23 @@ def s3_store() -> Iterator[Store]:
         store = Store("s3", f"s3://{BUCKET}", proxy, options, process=process)
         store.raw.mkdir(BUCKET)
         yield store
+
+
+def obstore_of(s3: Store, **client: Any) -> Store:
+    """The same server through obstore."""
+    from obstore.fsspec import FsspecStore
+
+    filesystem = FsspecStore(
+        "s3",
+        endpoint=f"http://127.0.0.1:{s3.proxy.port}",
+        access_key_id=KEY,
+        secret_access_key=SECRET,
+        region="us-east-1",
+        virtual_hosted_style_request=False,
+        client_options={"allow_http": True, **client},
+        retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=5)},
+    )
+    return Store("obstore", f"s3://{BUCKET}", s3.proxy, filesystem=filesystem, process=s3.process)
 
 
 @contextlib.contextmanager
@@ -325,7 +356,7 @@ class RangeServer:
         return 206, data[start:stop]
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill(process: subprocess.Popen[bytes] | Server) -> None:
     """End a process that a test started, as the kernel would for want of memory."""
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

@@ -6,9 +6,14 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
 from hurray_arrow.snapshot.stores import Place, is_taken
+
+_LOST_BLOCKS = (
+    "another writer published this name meanwhile, and with that the store throws away the parts of all others"
+)
 
 
 class AzureObject(AsyncObject):
@@ -27,7 +32,7 @@ class AzureObject(AsyncObject):
         self._container, self._name, self._version_id = place.filesystem.split_path(place.path)
         if not self._name:
             raise IsADirectoryError(f"{place.url} names a container, not an object")
-        # Two writers may stage blocks of the same object; only ours are committed by us.
+        # Two writers may stage blocks of the same object; only ours are committed by us, and the other's are lost then.
         self._upload = secrets.token_hex(8)
 
     async def _version(self) -> Version | None:
@@ -41,13 +46,7 @@ class AzureObject(AsyncObject):
         return Version(found.size, found.etag)
 
     async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
-        version = await self._version()
-        if version is None:
-            raise FileNotFoundError(self.place.url)
-        tail = bytearray(min(tail_bytes, version.size))
-        if tail:
-            await self._get(version.size - len(tail), memoryview(tail), version)
-        return version, bytes(tail)
+        return await self._open_in_two(tail_bytes)
 
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
         from azure.core import MatchConditions
@@ -66,9 +65,9 @@ class AzureObject(AsyncObject):
                 filler.take(chunk)
         filler.finish()
 
-    async def _put(self, part: Part, overwrite: bool) -> None:
+    async def _put(self, part: Part, overwrite: bool) -> str | None:
         await self._send(1, part, last=True)
-        await self._complete([self._block_id(1)], overwrite)
+        return await self._complete([self._block_id(1)], overwrite)
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         """Do nothing: blocks may be staged at any time."""
@@ -79,17 +78,22 @@ class AzureObject(AsyncObject):
             await blob.stage_block(self._block_id(number), Part(part.getvalue()), length=part.size, **self._timeouts)
         return self._block_id(number)
 
-    async def _complete(self, receipts: Sequence[str], overwrite: bool) -> None:
+    async def _complete(self, receipts: Sequence[str], overwrite: bool) -> str | None:
         from azure.storage.blob import BlobBlock
 
         condition = {} if overwrite else {"headers": {"If-None-Match": "*"}}
         async with self._blob() as blob:
             try:
-                await blob.commit_block_list([BlobBlock(receipt) for receipt in receipts], **condition)
+                made = await blob.commit_block_list([BlobBlock(receipt) for receipt in receipts], **condition)
             except Exception as error:
+                if getattr(error, "error_code", None) == "InvalidBlockList":
+                    raise SnapshotError(_LOST_BLOCKS, url=self.place.url) from error
                 # An answer that got lost makes the library's next try fail on our own object.
                 if not is_taken(error) or await _committed(blob) != list(receipts):
                     raise
+                return None
+        etag: str | None = made.get("etag")
+        return etag
 
     async def _abort(self) -> None:
         """Do nothing: blocks that nobody commits go away within a week, and are not visible until then."""

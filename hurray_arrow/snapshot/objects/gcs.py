@@ -57,13 +57,7 @@ class GcsObject(AsyncObject):
         return Version(int(found["size"]), str(found["generation"]))
 
     async def _open(self, tail_bytes: int) -> tuple[Version, bytes]:
-        version = await self._version()
-        if version is None:
-            raise FileNotFoundError(self.place.url)
-        tail = bytearray(min(tail_bytes, version.size))
-        if tail:
-            await self._get(version.size - len(tail), memoryview(tail), version)
-        return version, bytes(tail)
+        return await self._open_in_two(tail_bytes)
 
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
         # gcsfs before 2026.8 takes no generation= here.
@@ -76,9 +70,9 @@ class GcsObject(AsyncObject):
         filler.take(body)
         filler.finish()
 
-    async def _put(self, part: Part, overwrite: bool) -> None:
+    async def _put(self, part: Part, overwrite: bool) -> str | None:
         head = _PUT_HEAD % (json.dumps({"name": self._key}).encode(), _CONTENT_TYPE.encode())
-        await self._fs._call(
+        _, made = await self._fs._call(
             "POST",
             self._upload_url,
             uploadType="multipart",
@@ -86,6 +80,7 @@ class GcsObject(AsyncObject):
             data=Part(b"".join((head, part.getbuffer(), f"\r\n--{_BOUNDARY}--".encode()))),
             **_condition(overwrite),
         )
+        return _generation_of(made)
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         del part_bytes
@@ -100,22 +95,26 @@ class GcsObject(AsyncObject):
         )
         self._location = headers["Location"]
 
-    async def _send(self, number: int, part: Part, last: bool) -> None:
+    async def _send(self, number: int, part: Part, last: bool) -> str | None:
         del number
         end = self._sent_bytes + part.size
-        total = str(end) if last else "*"
+        total, made = str(end) if last else "*", b""
         while self._sent_bytes < end:
             rest = Part(part.getvalue()[self._sent_bytes - end :])
             wanted = {"Content-Range": f"bytes {self._sent_bytes}-{end - 1}/{total}", "Content-Type": _CONTENT_TYPE}
-            headers, _ = await self._fs._call("POST", self._location, headers=wanted, data=rest)
+            headers, made = await self._fs._call("POST", self._location, headers=wanted, data=rest)
             kept = headers.get("Range")
             # The store says how much of an unfinished upload it has kept, which may be less than was sent.
             self._sent_bytes = int(kept.rpartition("-")[2]) + 1 if kept and not last else end
-        if last:
-            self._location = None
+        if not last:
+            return None
+        self._location = None
+        return _generation_of(made)
 
-    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> None:
-        """Do nothing: the last part said that it is the last."""
+    async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> str | None:
+        """Return what was made: the last part said that it is the last."""
+        made: str | None = receipts[-1]
+        return made
 
     async def _abort(self) -> None:
         if self._location is not None:
@@ -126,6 +125,15 @@ class GcsObject(AsyncObject):
     @property
     def _upload_url(self) -> str:
         return f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o"
+
+
+def _generation_of(made: bytes) -> str | None:
+    """Return the generation of an object from what the store says of it."""
+    try:
+        said = json.loads(made)
+    except ValueError:
+        return None
+    return str(said["generation"]) if isinstance(said, dict) and "generation" in said else None
 
 
 def _condition(overwrite: bool) -> dict[str, str]:

@@ -61,13 +61,6 @@ class ObstoreObject(AsyncObject):
             return await self._open_in_two(tail_bytes)
         return _version_of(answer.meta), bytes(await answer.bytes_async())
 
-    async def _open_in_two(self, tail_bytes: int) -> tuple[Version, bytes]:
-        version = _version_of(await self._store.head_async(self._name))
-        tail = bytearray(min(tail_bytes, version.size))
-        if tail:
-            await self._get(version.size - len(tail), memoryview(tail), version)
-        return version, bytes(tail)
-
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
         etag = pinned.identity[0]
         condition = {"if_match": etag} if etag else {}
@@ -78,9 +71,10 @@ class ObstoreObject(AsyncObject):
         filler.take(memoryview(await answer.bytes_async()))
         filler.finish()
 
-    async def _put(self, part: Part, overwrite: bool) -> None:
+    async def _put(self, part: Part, overwrite: bool) -> Any:
         mode = "overwrite" if overwrite else "create"
-        await self._store.put_async(self._name, part.getvalue(), mode=mode, use_multipart=False)
+        made = await self._store.put_async(self._name, part.getvalue(), mode=mode, use_multipart=False)
+        return (made["e_tag"], made["version"], None) if made["e_tag"] else None
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         del overwrite

@@ -17,7 +17,15 @@ import fsspec.asyn
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError, UnsupportedError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.stores import BACKOFF_SECONDS, TRIES, Place, TruncatedBodyError, is_transient, translated
+from hurray_arrow.snapshot.stores import (
+    BACKOFF_SECONDS,
+    TRIES,
+    Place,
+    TruncatedBodyError,
+    is_transient,
+    status_of,
+    translated,
+)
 
 #: How long an upload that was interrupted while it began is waited for.
 _PATIENCE_SECONDS = 10
@@ -221,6 +229,32 @@ class AsyncObject(StoreObject):
 
     @abstractmethod
     async def _abort(self) -> None: ...
+
+    async def _open_in_two(self, tail_bytes: int) -> tuple[Version, bytes]:
+        """Pin what is there and then read its end, for stores that cannot do both at once.
+
+        Raises
+        ------
+        FileNotFoundError
+            Nothing is there.
+        SnapshotChangedError
+            It was replaced in between, each time.
+        """
+        for _ in range(TRIES):
+            version = await self._version()
+            if version is None:
+                raise FileNotFoundError(self.place.url)
+            tail = bytearray(min(tail_bytes, version.size))
+            try:
+                if tail:
+                    await self._get(version.size - len(tail), memoryview(tail), version)
+            except Exception as error:
+                gone = isinstance(error, FileNotFoundError | SnapshotChangedError) or status_of(error) in (404, 412)
+                if not gone:
+                    raise
+                continue
+            return version, bytes(tail)
+        raise SnapshotChangedError("it is replaced again and again while it is being opened", url=self.place.url)
 
     async def _fetch_all(self, pieces: Sequence[Piece]) -> None:
         pinned = self._pinned
