@@ -17,6 +17,7 @@ import pyarrow as pa
 from hurray_arrow import _json
 from hurray_arrow.elements import ELEMENT_TYPES, element_type
 from hurray_arrow.errors import ExtensionMetadataError, Problem, ProblemCode, UnsupportedError
+from hurray_arrow.spec import PRIVATE_TAGS
 
 METADATA_VERSION = 1
 MAX_METADATA_BYTES = 4096
@@ -24,6 +25,7 @@ MAX_STORED_VALUES = 2**31 - 1
 PLAIN = "plain"
 BYTE_PLANES = "byte_planes"
 PRIVATE_PREFIX = "private_0x"
+_PRIVATE_NAMES = frozenset(f"{PRIVATE_PREFIX}{tag:02X}" for tag in PRIVATE_TAGS)
 
 #: Arrow's storage of one element: its type, and how many of them an element takes.
 _NATIVE = {
@@ -174,9 +176,12 @@ def parse_page_pool_metadata(serialized: bytes, storage: pa.DataType) -> PageCla
 def _element_bits(name: str, storage: pa.DataType, page_elems: int) -> int:
     if name.startswith(PRIVATE_PREFIX):
         stored = storage.list_size if pa.types.is_fixed_size_list(storage) else 0
-        if not page_elems or stored * 8 % page_elems:
+        bits, rest = divmod(stored * 8, page_elems) if page_elems else (0, 0)
+        if rest or not bits or (bits % 8 and bits not in (1, 2, 4)):
             raise ExtensionMetadataError(metadata_problem(f"{stored} bytes are no page of {page_elems} elements"))
-        return int(stored * 8 // page_elems)
+        if name not in _PRIVATE_NAMES:
+            raise ExtensionMetadataError(metadata_problem(f"element type {name!r:.40} is no private one"))
+        return int(bits)
     if name not in ELEMENT_TYPES:
         raise UnsupportedError(f"element type {name!r:.40} is not known to this version")
     return ELEMENT_TYPES[name].bits

@@ -344,6 +344,13 @@ def test_a_private_type_whose_storage_is_no_whole_number_of_elements_is_unreadab
     readable = schema_with(metadata, storage=bytes_of(495)).field("pages").type
     assert readable.page_class == PageClass("private_0xF7", 24, (5, 3, 11))
     assert schema_with(metadata, storage=bytes_of(496)).field("pages").type.problem is not None
+    # 66 elements of 12 bits are 99 bytes, and no private type has 12.
+    even = metadata.replace(b"[5,3,11]", b"[2,3,11]")
+    assert schema_with(even, storage=bytes_of(99)).field("pages").type.problem is not None
+    assert schema_with(even, storage=bytes_of(33)).field("pages").type.page_class.bits == 4
+    for name in (b"private_0xEF", b"private_0xFF", b"private_0xf7", b"private_0x"):
+        unnamed = metadata.replace(b"private_0xF7", name)
+        assert schema_with(unnamed, storage=bytes_of(495)).field("pages").type.problem is not None
     assert schema_with(metadata, storage=pa.list_(pa.uint8())).field("pages").type.problem is not None
 
 
