@@ -295,10 +295,15 @@ class RangeServer:
         self.takes_ranges = self.gives_etags = True
         #: The status that a path is answered with, where it is not found out.
         self.statuses: dict[str, int] = {}
+        self._connections: list[socket.socket] = []
         served = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                served._connections.append(self.connection)
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
                 """Say nothing."""
@@ -319,6 +324,13 @@ class RangeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def kill(self) -> None:
+        """Be gone, with every connection that stands open."""
+        self.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, handler: Any) -> None:
         path = handler.path.partition("?")[0]
