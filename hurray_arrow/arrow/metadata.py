@@ -189,10 +189,11 @@ def _group_problems(groups: list[Any]) -> list[Problem]:
             names = group.get(key, [])
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 problems.append(_problem(f"{where}.{key}", f"{names!r:.40}, expected a list of names"))
+        # Larger ones would be written as text, and no window or page is so large.
         problems += [
-            _problem(f"{where}.{key}", f"{group[key]!r:.40}, expected an integer of 0 or more")
+            _problem(f"{where}.{key}", f"{group[key]!r:.40}, expected an integer of 0 or more, below 2^53")
             for key in ("window_tokens", "page_size")
-            if key in group and not (_is(group[key], int) and group[key] >= 0)
+            if key in group and not (_is(group[key], int) and 0 <= group[key] < _json.FIRST_INEXACT_INTEGER)
         ]
     return problems
 

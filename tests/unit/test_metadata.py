@@ -79,6 +79,7 @@ BAD_VALUES = [
     ("groups", [{"kind": "full", "components": [1]}]),
     ("groups", [{"kind": "full", "window_tokens": -1}]),
     ("groups", [{"kind": "full", "page_size": True}]),
+    ("groups", [{"kind": "full", "page_size": 2**53}]),
     ("groups", [{"kind": "full"}, {"kind": "full", "page_size": 1.5}]),
     ("topology", 1),
     ("set", None),

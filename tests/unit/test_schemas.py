@@ -229,6 +229,7 @@ CHANGES = [
             [{"kind": "full", "layer_names": "a"}],
             [{"kind": "full", "components": [1]}],
             [{"kind": "full", "window_tokens": -1}],
+            [{"kind": "full", "window_tokens": 2**53}],
             [{"kind": "full", "page_size": "16"}],
             [{"kind": "full", "page_size": True}],
         ],
