@@ -14,14 +14,6 @@ from tests.stores.proxy import Answer
 from tests.stores.samples import as_bytes
 
 ROUNDS = 5
-#: fake-gcs-server tells versions apart by the second.
-PAUSE_SECONDS = {"gcs": 1.1}
-
-
-def in_turn(store, write_one):
-    for version in range(1, ROUNDS):
-        time.sleep(PAUSE_SECONDS.get(store.kind, 0))
-        write_one(version)
 
 
 @pytest.mark.parametrize("store", WRITABLE, indirect=True)
@@ -29,7 +21,8 @@ def test_readers_see_the_old_or_the_new_or_that_it_changed(store):
     url = store.unique()
     write(url, 0, **store.how)
     with reading_threads(url, 2, **store.how) as seen:
-        in_turn(store, lambda version: write(url, version, profile=("share", "archive")[version % 2], **store.how))
+        for version in range(1, ROUNDS):
+            write(url, version, profile=("share", "archive")[version % 2], **store.how)
         # At least once each after the last one was written.
         before = [len(each) for each in seen]
         deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -94,7 +87,8 @@ def test_a_copy_is_of_one_version_or_none(store, tmp_path):
 
     copier = threading.Thread(target=copy_again_and_again)
     copier.start()
-    in_turn(store, lambda version: write(url, version, **store.how))
+    for version in range(1, ROUNDS):
+        write(url, version, **store.how)
     stop.set()
     copier.join(TIMEOUT_SECONDS)
     assert not copier.is_alive()
