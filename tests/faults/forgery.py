@@ -228,7 +228,7 @@ def _as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     if isinstance(kind, pa.ExtensionType):
         return pa.ExtensionArray.from_storage(kind, _as_type(storage, kind.storage_type))
-    if not kind.num_fields and kind.num_buffers == 2:
+    if not kind.num_fields and kind.num_buffers == 2 and not pa.types.is_dictionary(kind):
         return pa.Array.from_buffers(kind, len(storage), storage.buffers())
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
         return storage
