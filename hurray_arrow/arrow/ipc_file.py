@@ -9,18 +9,22 @@ Spec: Arrow columnar format, "IPC File Format".
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from hurray_arrow.arrow.ipc_layout import (
     CONTINUATION,
+    END_MARKER,
     HEAD_BYTES,
     MAGIC,
     TAIL_BYTES,
     Block,
+    check_message,
+    encapsulated,
     footer_bytes_of,
+    message_kind,
     record_batches_field,
 )
 
@@ -88,3 +92,30 @@ def block_of(offset: int, message_start: bytes | memoryview, total_bytes: int) -
 def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch of no rows."""
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def checked_messages(data: pa.Buffer) -> Iterator[pa.ipc.Message]:
+    """Yield the messages that a stream begins with, until its end marker or its last byte.
+
+    Raises
+    ------
+    IpcLayoutError
+        As :func:`checked_message`.
+    """
+    while data.size and data[: len(END_MARKER)] != END_MARKER:
+        header = encapsulated(memoryview(data))
+        end = min(len(END_MARKER) + len(header) + message_kind(header)[1], data.size)
+        yield checked_message(data.slice(0, end))
+        data = data.slice(end)
+
+
+def checked_message(data: pa.Buffer) -> pa.ipc.Message:
+    """Return the message that lies in a buffer, once its header is known to be no larger than its bytes.
+
+    Raises
+    ------
+    IpcLayoutError
+        No message, or as :func:`~hurray_arrow.arrow.ipc_layout.check_message`.
+    """
+    check_message(encapsulated(memoryview(data)))
+    return pa.ipc.read_message(data)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,6 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
+from hurray_arrow.arrow.ipc_file import checked_messages
+from hurray_arrow.arrow.ipc_layout import batch_layout
 from hurray_arrow.catalog.columns import SCHEMAS
 from hurray_arrow.catalog.contents import Prefixes
 from hurray_arrow.catalog.document import Document, Run, RunKind, invalid
@@ -139,7 +142,10 @@ class Catalog:
             data = self._source.read(run.offset_bytes, run.num_bytes)
             if verify and xxh3_hex(data) != run.xxh3:
                 raise ValueError(f"xxh3 {xxh3_hex(data)}, expected {run.xxh3}")
-            batch = pa.ipc.open_stream(data).read_next_batch()
+            schema, message = islice(checked_messages(data), 2)
+            if batch_layout(message.metadata).compression is not None:
+                raise ValueError("compressed digests")
+            batch = pa.ipc.read_record_batch(message, pa.ipc.read_schema(schema))
             batch.validate()
             if batch.schema != PREFIX_SCHEMA or len(batch) != run.num_rows:
                 raise ValueError(f"{len(batch)} rows of {batch.schema.names}, expected {run.num_rows} digests")

@@ -17,17 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from hurray_arrow.arrow.ipc_layout import (
-    CONTINUATION,
-    END_MARKER,
-    MAGIC,
-    BatchLayout,
-    IpcLayoutError,
-    batch_layout,
-    check_message,
-    encapsulated,
-    message_kind,
-)
+from hurray_arrow.arrow.ipc_file import checked_message, checked_messages
+from hurray_arrow.arrow.ipc_layout import CONTINUATION, MAGIC, BatchLayout, IpcLayoutError, batch_layout
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row
@@ -129,8 +120,8 @@ class RecoveredRows:
                     raise IpcLayoutError("the footer lists batches that overlap")
                 schema = pa.ipc.open_file(arrow_file(self._source)).schema
                 places = ((block.offset, block.end - block.offset) for block in blocks)
-                return schema, self._batches((_message(self._source.read(*place)) for place in places), schema)
-            messages = _messages(self._source.read(start, self._source.size - start))
+                return schema, self._batches((checked_message(self._source.read(*place)) for place in places), schema)
+            messages = checked_messages(self._source.read(start, self._source.size - start))
             schema = pa.ipc.read_schema(next(messages))
         except (pa.ArrowException, IpcLayoutError, OSError, StopIteration) as error:
             raise SnapshotIncompleteError(f"nothing to recover: {error}", url=self._source.url) from error
@@ -219,21 +210,6 @@ class RecoveredRows:
             num_rows=len(rows),
             stored_bytes=sum(row.pool.nbytes for row in rows),
         )
-
-
-def _messages(data: pa.Buffer) -> Iterator[pa.ipc.Message]:
-    """Yield the messages that a stream begins with, until its end marker or its last byte."""
-    while data.size and data[: len(END_MARKER)] != END_MARKER:
-        header = encapsulated(memoryview(data))
-        end = len(END_MARKER) + len(header) + message_kind(header)[1]
-        yield _message(data.slice(0, min(end, data.size)))
-        data = data.slice(min(end, data.size))
-
-
-def _message(data: pa.Buffer) -> pa.ipc.Message:
-    """Return the message that lies in a buffer, once its header is known to be no larger than its bytes."""
-    check_message(encapsulated(memoryview(data)))
-    return pa.ipc.read_message(data)
 
 
 def _check_expansion(message: pa.ipc.Message, *, most_rows: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hurray_arrow.arrow.ipc_file import checked_messages
 from hurray_arrow.arrow.ipc_layout import (
     HEAD_BYTES,
     MAX_FIELDS,
@@ -242,6 +243,23 @@ def test_a_batchs_metadata_are_no_larger_than_its_header():
     for read in (batch_layout, check_message):
         with pytest.raises(IpcLayoutError, match=UNFOLDED):
             read(header.data)
+
+
+def test_messages_are_read_one_after_another_and_none_that_unfolds():
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, columns(1).schema) as writer:
+        for rows in (3, 5):
+            writer.write_batch(columns(rows))
+    stream = sink.getvalue()
+    schema, *batches = checked_messages(pa.py_buffer(stream + b"behind the end marker"))
+    assert pa.ipc.read_schema(schema) == columns(1).schema
+    assert [pa.ipc.read_record_batch(each, columns(1).schema).num_rows for each in batches] == [3, 5]
+    header = headers.Header(encapsulated(stream))
+    schema = header.target(header.place(header.root(), headers.SCHEMA_IN_MESSAGE))
+    headers.repeat_fields(header, schema, count=1000, size=1000)
+    hostile = struct.pack("<Ii", 0xFFFFFFFF, len(header.data)) + bytes(header.data)
+    with pytest.raises(IpcLayoutError):
+        list(checked_messages(pa.py_buffer(hostile)))
 
 
 def test_every_cut_and_every_flip_gives_a_result_or_our_error():
