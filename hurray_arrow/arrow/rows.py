@@ -109,10 +109,11 @@ class Row:
         """
         try:
             return cls._read(_Reader(batch, number, destination))
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, LookupError) as error:
             if isinstance(error, HurrayArrowError):
                 raise
-            raise refuse(ProblemCode.ARROW_SCHEMA, f"row {number}", str(error)) from error
+            message = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise refuse(ProblemCode.ARROW_SCHEMA, f"row {number}", message) from error
 
     @classmethod
     def _read(cls, reader: _Reader) -> Row:

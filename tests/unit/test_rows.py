@@ -96,6 +96,12 @@ def test_texts_and_bytes_of_other_types_are_refused(name, column):
     assert codes(put(row(), name, pa.array(column))) == ["arrow_schema"]
 
 
+def test_media_of_other_fields_are_refused():
+    media = pa.list_(pa.struct([("first", pa.int8())]))
+    sequences = pa.array([[{"media": [{"first": 1}]}] * 4], pa.list_(pa.struct([("media", media)])))
+    assert codes(put(row(), "sequences", sequences)) == ["arrow_schema"]
+
+
 def test_numbers_that_pandas_made_floats_are_numbers():
     found = Row.read(put(row(), "layer_index", pa.array([17.0])), 0)
     assert (found.layer_index, type(found.layer_index)) == (17, int)
