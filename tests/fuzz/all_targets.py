@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz.targets import containers, descriptors, documents, extensions, files, rewrites, streams, tables
+from tests.fuzz.targets import (
+    containers,
+    descriptors,
+    documents,
+    extensions,
+    files,
+    layouts,
+    rewrites,
+    streams,
+    tables,
+)
 
 CORPORA = Path(__file__).with_name("corpora")
 
@@ -28,6 +38,7 @@ TARGETS: dict[str, Target] = {
     "extensions": Target(extensions.run, extensions.seeds, ("arrow/types", "arrow/page_class")),
     "metadata": Target(documents.run_metadata, documents.metadata_seeds, ("arrow/metadata", "_json")),
     "index": Target(documents.run_index, documents.index_seeds, ("snapshot/index", "_json")),
+    "layouts": Target(layouts.run, layouts.seeds, ("arrow/ipc_layout",)),
     "share": Target(files.run_share, files.seeds, ("snapshot/tail", "snapshot/row_source", "snapshot/verification")),
     "archives": Target(files.run_archives, files.seeds, ("snapshot/archive_source", "arrow/ipc_layout")),
     "streams": Target(streams.run, streams.seeds, ("snapshot/stream_reader", "arrow/small_columns", "arrow/ipc_file")),

@@ -15,7 +15,7 @@ from hurray_arrow import BlockPagedTensor
 from hurray_arrow.snapshot import archive_rows
 from tests.faults import hostile_archives
 from tests.faults.small import METADATA, small_tensors, write_small
-from tests.sample import make_tensor, sample_facts
+from tests.sample import make_tensor, sample_facts, seq_lens_of
 
 GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 #: Between them every column, every kind of index and every element type that is stored in a way of its own.
@@ -53,7 +53,8 @@ def streams() -> tuple[bytes, ...]:
         make_tensor(element_type="int4", layer_index=None, seq_lens=None, total_tokens=19, kv_role="fused"),
         make_tensor(index_type="uint64", layer_index=3, element_type="float32"),
     ]
-    return (small_stream(), _stream(facts), _stream([]), _stream(facts, checksums=False))
+    known = [make_tensor(token_ids=[range(n) for n in seq_lens_of(5)], page_positions=[[0, 5, 10], [], [0, 5], [0]])]
+    return (small_stream(), _stream([*facts, *known]), _stream([]), _stream(facts, checksums=False))
 
 
 @cache

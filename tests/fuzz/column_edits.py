@@ -57,6 +57,20 @@ TYPES = (
 )
 
 
+#: One row of columns that the format does not know.
+MORE = (
+    *(pa.array([""]), pa.array(["x" * 40]), pa.array([None]), pa.array([True]), pa.array([None], pa.bool_())),
+    pa.array([[1, 2]], pa.list_(pa.int8(), 2)),
+    pa.array([None], pa.list_(pa.int8(), 2)),
+    pa.array([[]], pa.list_(pa.list_(pa.utf8()))),
+    pa.array([[[]]], pa.large_list(pa.list_(pa.bool_()))),
+    pa.array([[("k", 1)]], pa.map_(pa.utf8(), pa.int8())),
+    pa.array([{"a": None}], pa.struct([("a", pa.large_utf8())])),
+    *(pa.array([b"abc"], pa.binary(3)), pa.array([7], pa.decimal128(5)), pa.array(["view"], pa.string_view())),
+    pa.array(["x"]).dictionary_encode(),
+)
+
+
 def retyped(script: Script) -> None:
     """Give a column another type: its values cast where that can be, and nothing where it cannot."""
     forgery = script.forgery
@@ -101,9 +115,10 @@ def fields(script: Script) -> None:
     elif how == 4:
         fields[place] = fields[place].with_nullable(not fields[place].nullable)
     else:
-        fields.insert(place, pa.field("more", pa.utf8()))
+        more = script.choices.pick(MORE)
+        fields.insert(place, pa.field("more", more.type))
         for each in columns:
-            each.insert(place, pa.array([script.choices.pick(("", "x" * 40, "ß"))]))
+            each.insert(place, more)
     _set_batches(forgery, fields, columns)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.faults import hostile_archives
 from tests.faults.forgery import zst_frame, zst_pairs
 from tests.faults.hostile import CASES
 from tests.fuzz import column_edits, row_edits
@@ -132,6 +133,14 @@ def compression(script: Script) -> None:
 CASE_NAMES = sorted(CASES)
 
 
+_ARCHIVE_CASES = sorted(hostile_archives.CASES)
+
+
+def archive_case(script: Script) -> None:
+    """Apply one of the hand-made cases of archives whose pages lie in several rows."""
+    hostile_archives.CASES[script.choices.pick(_ARCHIVE_CASES)](script.forgery)
+
+
 def hostile_case(script: Script) -> None:
     """Apply one of the hand-made cases; what it sets goes before what was set already."""
     CASES[CASE_NAMES[script.choices.number(2) % len(CASE_NAMES)]](script.forgery)
@@ -143,5 +152,5 @@ EDITS: tuple[Edit, ...] = (
     *(row_edits.scalar, row_edits.stated_size, row_edits.checksums, column_edits.column_value),
     *(column_edits.column_value, column_edits.retyped, column_edits.fields, column_edits.extension),
     *(column_edits.metadata, index_row, index_row, index_key, index_text, index_pairs, block, end_bytes, batches),
-    *(compression,),
+    *(compression, archive_case),
 )

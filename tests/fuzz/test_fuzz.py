@@ -34,6 +34,7 @@ SHARES = {
     "extensions": (200, 300),
     "metadata": (200, 300),
     "index": (300, 300),
+    "layouts": (400, 300),
     "share": (120, 60),
     "archives": (100, 50),
     "streams": (200, 100),

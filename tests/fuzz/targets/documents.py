@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from hurray_arrow import _json
-from hurray_arrow.arrow.metadata import parse_schema_metadata, schema_metadata
+from hurray_arrow.arrow.metadata import new_metadata, parse_schema_metadata, schema_metadata
 from hurray_arrow.errors import SnapshotMismatchError
 from hurray_arrow.identity import check_expected
 from hurray_arrow.snapshot.entries import check_entry, entries_of
@@ -54,6 +54,7 @@ def run_metadata(data: bytes) -> None:
         document = choices.pick(_documents())
         while choices.more:
             document = choices.value(document) if choices.flag() else _with_key(document, choices)
+        _write(document, choices)
         pairs[_SNAPSHOT] = json_text(document).encode("utf-8", "surrogatepass")
     else:
         pairs[_SNAPSHOT] = choices.rest()
@@ -72,7 +73,27 @@ def run_metadata(data: bytes) -> None:
         promise(schema_metadata(again) == written, "metadata changes when it is written twice")
 
 
+def _write(document: Any, choices: Choices) -> None:
+    """Give a writer what may be no document: a typed refusal, or text that is read as the same."""
+    value = choices.pick((document, {"a": document}, [document] * 2, {1: document}, {"a": object()}, _deep(document)))
+    text = refused(lambda: _json.dumps(value), _json.JsonError)
+    if text is not None:
+        again = _json.loads(text, max_bytes=1 << 24)
+        promise(_json.dumps(again) == text, "JSON changes when it is written twice")
+    if isinstance(document, dict):
+        given = {key: document[key] for key in sorted(document) if choices.below(4)}
+        refused(lambda: new_metadata(given, profile="share", page_align_bytes=64, partial=False), ValueError)
+
+
+def _deep(value: Any) -> Any:
+    for _ in range(17):
+        value = [value]
+    return value
+
+
 def _with_key(document: Any, choices: Choices) -> Any:
+    if choices.below(16) == 15:
+        return {**document, "groups": [choices.value()] * 150} if isinstance(document, dict) else document
     keys = ("model", "groups", "topology", "set", "adapter", "tenant", "partial", "user", "requires", "engine")
     return {**document, choices.pick(keys): choices.value()} if isinstance(document, dict) else document
 
@@ -172,11 +193,11 @@ def _changed_index(choices: Choices) -> Any:
         rows = index["rows"]
         if choices.flag() and rows:
             row = rows[choices.below(len(rows))]
-            name = choices.pick(sorted(row))
+            name = choices.pick(sorted(row) or ["offset"])
             if choices.flag():
-                row.pop(name)
+                row.pop(name, None)
             else:
-                row[name] = choices.value(row[name])
+                row[name] = choices.value(row.get(name))
         else:
             name = choices.pick(("version", "kind", "num_rows", "num_tensors", "schema_xxh3"))
             index[name] = choices.value(index.get(name))

@@ -122,6 +122,11 @@ def _used(kind: pa.ExtensionType, storage: pa.DataType) -> None:
         stated = json.loads(kind.__arrow_ext_serialize__())
         promise(str(stated["element_type"]) == found.element_type, "another element type")
         _one_page(kind, storage)
+        wider = (found.page_shape[0] * 3, found.page_shape[1], found.page_shape[2] ** 4)
+        for bits in (1, 3, found.bits):
+            other = PageClass(found.element_type, bits, wider, found.encoding)
+            made = refused(other.storage_type)
+            promise((made is not None) == other.fits_a_column, "a storage of pages that fit no column")
     else:
         promise(_raises(lambda: kind.page_shape), "a shape of an unusable type")
 

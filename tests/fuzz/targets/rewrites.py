@@ -17,7 +17,7 @@ from hurray_arrow import BlockPagedTensor, from_arrow, open_snapshot
 from hurray_arrow.arrow.convert import from_record_batch, tensors_from_batches, to_record_batch
 from hurray_arrow.errors import HurrayArrowError
 from tests.faults.outcome import is_same
-from tests.fuzz.bases import archives, file_path, share_files
+from tests.fuzz.bases import SHARE, archives, file_path, share_files
 from tests.fuzz.choices import Choices
 from tests.fuzz.limits import bounded, check_error, promise, refused
 from tests.fuzz.targets.files import damaged
@@ -30,7 +30,12 @@ _LISTED = ("block_table", "sequences", "quantization_buffers", "page_checksums")
 def _bases() -> tuple[tuple[list[pa.RecordBatch], list[BlockPagedTensor]], ...]:
     """Return rows of snapshots, and their tensors."""
     found = []
-    for content in (*share_files()[:2], *share_files()[3:9], *archives()[1:3]):
+    for content in (
+        *share_files()[:2],
+        *share_files()[3:9],
+        share_files()[2 + SHARE.index("index_types")],
+        *archives()[1:3],
+    ):
         reader = pa.ipc.open_file(pa.BufferReader(content))
         batches = [reader.get_batch(n) for n in range(reader.num_record_batches - 1)]
         found.append((batches, tensors_from_batches(batches)))
@@ -39,12 +44,16 @@ def _bases() -> tuple[tuple[list[pa.RecordBatch], list[BlockPagedTensor]], ...]:
 
 def seeds() -> Iterator[bytes]:
     """Yield scripts: every list, views, one batch or many, files and streams, compressed or not; then damage."""
-    for base in range(11):
+    for base in range(12):
         for way in range(32):
-            yield bytes([base, way % 4, way, way // 4 % 5, way % 3, way, way % 5, way // 2 % 4, way % 2, way % 7])
-    for base in range(11):
+            rest = [0] * 12 if way % 4 else [way * 7 % 256, way, way % 3, way, 6 + way % 2, way, way % 5, way // 2 % 8]
+            yield bytes([base, way % 4, way, way // 4 % 4, way % 3, way % 6, *rest])
+    for number in range(len(ODD)):
+        for base in (0, 1, 9):
+            yield bytes([base, 0, 0, 0, 0, 0, 0, base % 2, 0, 0, 0, 6, number, 0])
+    for base in range(12):
         for place in range(0, 256, 17):
-            yield bytes([base, 0, 0, 0, 0, 0, 0, place % 2, 0, 0, place, place, 2, 0xFF])
+            yield bytes([base, *[0] * 13, place % 6, place, place, 2, 0xFF])
 
 
 def run(data: bytes) -> None:
@@ -52,24 +61,32 @@ def run(data: bytes) -> None:
     choices = Choices(data)
     batches, tensors = choices.pick(_bases())
     rewritten = _rewritten(batches, choices)
-    rows_are_spoilt = choices.below(8) == 7
+    rows_are_spoilt = False
     with bounded(sum(batch.nbytes for batch in rewritten)):
         _look_at_rows(rewritten, tensors, choices)
-    if rows_are_spoilt:
+    odd = choices.below(8)
+    if odd > 5 and rewritten:
+        rewritten = _with_odd_column(rewritten, choices)
+        rows_are_spoilt = True
+        with bounded(sum(batch.nbytes for batch in rewritten)):
+            for tensor in refused(lambda: tensors_from_batches(rewritten)) or ():
+                promise(tensor.validate() == [], "a tensor out of odd columns breaks rules")
+    if choices.below(8) == 7:
+        rows_are_spoilt = True
         rewritten = [_spoilt(batch) for batch in rewritten]
     written = _written(rewritten, choices)
     if choices.below(8) == 7:
         written = _with_another_head(written)
     # A file whose writer died has no footer.
     content = written[: len(written) * 3 // 4] if choices.below(4) == 3 else written
-    is_damaged = choices.more
-    if is_damaged:
+    if choices.more:
+        rows_are_spoilt = True
         content = damaged(content, choices)
     file_path().write_bytes(content)
     expected = len(tensors) if content == written and not rows_are_spoilt else None
     with bounded(2 * len(content)):
         for mapped in (True, False):
-            _look_at_recovered(None if is_damaged else tensors, expected, mapped=mapped)
+            _look_at_recovered(None if rows_are_spoilt else tensors, expected, mapped=mapped)
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------------------
@@ -135,6 +152,71 @@ def _relisted(array: pa.Array, kind: str, *, strip: bool) -> pa.Array:
     return views.from_arrays(pa.array(offsets[:-1], width), pa.array(np.diff(offsets), width), values, mask=mask)
 
 
+def _odd(values: Any, kind: pa.DataType) -> pa.Array:
+    return pa.array([values], kind)
+
+
+_PLANES = {name: pa.list_(pa.field("item", pa.uint8(), nullable=False), size) for name, size in (("b0", 6), ("b1", 3))}
+#: Columns that hold something, and not what the format says: by name, one row of each.
+ODD = (
+    ("page_pool", _odd([[1, 2]], pa.large_list(pa.list_(pa.int32())))),
+    ("page_pool", _odd([{"b0": [0] * 6, "b1": [0] * 3}], pa.list_(pa.struct(_PLANES)))),
+    ("page_pool", _odd([{}], pa.list_(pa.struct([])))),
+    ("page_pool", _odd([5], pa.list_(pa.int64()))),
+    ("page_pool", _odd(5, pa.int64())),
+    ("page_pool", _odd([[0] * 6] * 5, pa.list_view(pa.list_(pa.uint16(), 6)))),
+    ("page_pool", _odd([[0] * 6, None], pa.list_(pa.list_(pa.uint16(), 6)))),
+    ("pool_bytes", _odd("text", pa.utf8())),
+    ("pool_bytes", _odd(b"", pa.binary_view())),
+    ("pool_bytes", _odd(b"x" * 12, pa.binary_view())),
+    ("quantization_buffers", _odd(["text"], pa.list_(pa.utf8()))),
+    ("quantization_buffers", _odd([b"", b"abcdefghijklmnop"], pa.list_(pa.binary_view()))),
+    ("quantization_buffers", _odd(b"abc", pa.binary())),
+    ("block_table", _odd([[1, 2], [], [3]], pa.list_(pa.list_(pa.int64())))),
+    ("block_table", _odd([["a"]], pa.list_(pa.list_(pa.utf8())))),
+    ("block_table", _odd([[3, 1], None, [1, 4]], pa.list_view(pa.list_(pa.uint64())))),
+    ("block_table", _odd([[3, 1], [], [1, 2**40]], pa.list_(pa.list_(pa.uint64())))),
+    ("block_table", _odd([1, 2], pa.list_(pa.uint32()))),
+    ("sequences", _odd([{"num_tokens": 3}, {"num_tokens": None}], pa.list_(pa.struct([("num_tokens", pa.int16())])))),
+    ("sequences", _odd([{"id": 3}], pa.list_(pa.struct([("id", pa.int16()), ("x", pa.null())])))),
+    ("sequences", _odd(["x", "y"], pa.list_(pa.utf8()))),
+    ("sequences", _odd([{"token_ids": [[1]]}], pa.list_(pa.struct([("token_ids", pa.list_(pa.list_(pa.int8())))])))),
+    (
+        "sequences",
+        _odd([{"media": [{"a": 1}]}], pa.list_(pa.struct([("media", pa.list_(pa.struct([("a", pa.int8())])))]))),
+    ),
+    ("page_checksums", _odd([-1], pa.list_(pa.int64()))),
+    ("page_checksums", _odd(["x"], pa.list_(pa.utf8()))),
+    ("page_checksums", _odd([1.0, 2.0], pa.list_(pa.float64()))),
+    ("layer_index", _odd(0.5, pa.float64())),
+    ("layer_index", _odd(17.0, pa.float32())),
+    ("kv_group", _odd(-1, pa.int64())),
+    ("kv_group", _odd(2**64 - 1, pa.uint64())),
+    ("page_offset", _odd(1, pa.int8())),
+    ("component", _odd("values", pa.dictionary(pa.int8(), pa.utf8()))),
+    ("descriptor", _odd(b"HRRY", pa.binary_view())),
+    ("original_descriptor", _odd("text", pa.utf8())),
+    ("layer_name", _odd(["x"], pa.list_(pa.utf8()))),
+)
+
+
+def _with_odd_column(batches: list[pa.RecordBatch], choices: Choices) -> list[pa.RecordBatch]:
+    """Return batches with a column of another type, or with none of its name."""
+    name, column = choices.pick(ODD)
+    is_left_out = choices.below(8) == 7
+    found = []
+    for batch in batches:
+        place = batch.schema.get_field_index(name)
+        if place < 0:
+            return batches
+        if is_left_out:
+            found.append(batch.remove_column(place))
+            continue
+        made = pa.concat_arrays([column] * batch.num_rows)
+        found.append(batch.set_column(place, pa.field(name, column.type), made))
+    return found
+
+
 def _spoilt(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows fifty times and without a role: more than anybody lists."""
     place = batch.schema.get_field_index("kv_role")
@@ -180,6 +262,7 @@ def _look_at_rows(batches: list[pa.RecordBatch], tensors: list[BlockPagedTensor]
     tensor = choices.pick(tensors)
     for exported in (to_record_batch(tensor), pa.record_batch(tensor)):
         promise(is_same(from_record_batch(exported), tensor), "a tensor changes on its way through Arrow")
+    promise(is_same(from_arrow(tensor)[0], tensor), "a tensor changes on its way through the protocol")
     promise(pa.schema(tensor).equals(to_record_batch(tensor).schema), "a schema that is not the row's")
     shared = refused(lambda: from_record_batch(to_record_batch(tensor, copy=False), copy=False))
     promise(shared is None or is_same(shared, tensor), "a shared tensor is another")
