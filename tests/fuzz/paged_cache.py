@@ -25,7 +25,7 @@ class Cache:
         self.choices = choices
         sizes = choices.number()
         self.page_size = sizes if sizes < 200 else choices.integer()
-        if not -(10**6) < self.page_size < 10**6:
+        if not -3000 < self.page_size < 3000:
             self.page_size %= 7
         self.num_pages = choices.below(MAX_PAGES)
         self.num_seqs = choices.below(5)
