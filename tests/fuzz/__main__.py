@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import queue
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fuzz.all_targets import CORPORA, TARGETS, keep, kept
 
@@ -17,6 +23,9 @@ WORK = Path(__file__).parents[2] / ".fuzz"
 #: One input may take this long, and so much memory in all: libFuzzer's own watch over what never comes back.
 TIMEOUT_SECONDS, RSS_LIMIT_MB = 30, 3000
 MAX_INPUT_BYTES = 4096
+_EDGES = re.compile(r"\bcov: (\d+)")
+#: What nobody wants to read: which modules are instrumented, which words were used.
+_NOISE = ("INFO: Instrumenting", '"', "#####")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,13 +33,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("what", choices=("run", "keep", "replay"))
     parser.add_argument("names", nargs="*", metavar="target", help=f"of {', '.join(TARGETS)}; all of them by default")
-    parser.add_argument("--seconds", type=int, default=300, help="for each target (default 300)")
+    parser.add_argument("--seconds", type=int, default=300, help="for each target, at most (default 300)")
+    parser.add_argument("--quiet", type=int, metavar="SECONDS", help="stop a target that found no new edge for so long")
     options = parser.parse_intermixed_args(arguments)
     names = options.names or list(TARGETS)
     unknown = sorted(set(names) - set(TARGETS))
     if unknown:
         parser.error(f"no target {', '.join(unknown)}")
-    work = {"run": lambda name: run(name, options.seconds), "keep": minimize, "replay": replay}[options.what]
+    how = {"run": lambda name: run(name, options.seconds, options.quiet), "keep": minimize, "replay": replay}
+    work = how[options.what]
     return max([work(name) for name in names])
 
 
@@ -43,10 +54,14 @@ def folder_of(name: str) -> Path:
     return folder
 
 
-def run(name: str, seconds: int) -> int:
+def run(name: str, seconds: int, quiet_seconds: int | None = None) -> int:
     """Fuzz a target; what breaks it is written beside its inputs."""
     print(f"== {name}, {seconds} s", flush=True)
-    return _libfuzzer(name, str(folder_of(name)), f"-max_total_time={seconds}", "-print_final_stats=1")
+    command = _command(name, str(folder_of(name)), f"-max_total_time={seconds}", "-print_final_stats=1")
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+        found = _watch(process, quiet_seconds or seconds + TIMEOUT_SECONDS)
+    print(f"{name}: {found}", flush=True)
+    return 0 if found.ok else 1
 
 
 def minimize(name: str) -> int:
@@ -78,10 +93,60 @@ def replay(name: str) -> int:
     return failed
 
 
+class Found(NamedTuple):
+    """What a run came to."""
+
+    ok: bool
+    edges: int
+    quiet_seconds: int
+    last_line: str
+
+    def __str__(self) -> str:
+        how = "nothing broke" if self.ok else "SOMETHING BROKE, see above"
+        return f"{self.edges} edges, no new one in the last {self.quiet_seconds} s; {how}; {self.last_line}"
+
+
+def _watch(process: subprocess.Popen[str], quiet_seconds: int) -> Found:
+    """Show what libFuzzer says; end it when no new edge came for so long."""
+    edges, since, last, ended = 0, time.monotonic(), "", False
+    lines: queue.Queue[str | None] = queue.Queue()
+    threading.Thread(target=_read_lines, args=(process, lines), daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=1)
+        except queue.Empty:
+            line = ""
+        if line is None:
+            break
+        found = _EDGES.search(line)
+        if found and int(found[1]) > edges:
+            edges, since = int(found[1]), time.monotonic()
+        last = line.strip()[:100] if found else last
+        if line and not line.startswith(_NOISE):
+            print(line, end="", flush=True)
+        if not ended and time.monotonic() - since > quiet_seconds:
+            ended = True
+            process.send_signal(signal.SIGINT)
+    # libFuzzer ends by an error of its own kind when it is interrupted.
+    return Found(ended or process.wait() == 0, edges, int(time.monotonic() - since), last)
+
+
+def _read_lines(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    for line in process.stderr or ():
+        lines.put(line)
+    lines.put(None)
+
+
 def _libfuzzer(name: str, *arguments: str) -> int:
+    return min(subprocess.run(_command(name, *arguments), check=False).returncode, 1) and 1
+
+
+def _command(name: str, *arguments: str) -> list[str]:
     command = [sys.executable, "-m", "tests.fuzz.engine", name, *arguments, f"-timeout={TIMEOUT_SECONDS}"]
-    command += [f"-rss_limit_mb={RSS_LIMIT_MB}", f"-max_len={MAX_INPUT_BYTES}", f"-artifact_prefix={WORK / name}/"]
-    return min(subprocess.run(command, check=False).returncode, 1) and 1
+    return [
+        *command,
+        *(f"-rss_limit_mb={RSS_LIMIT_MB}", f"-max_len={MAX_INPUT_BYTES}", f"-artifact_prefix={WORK / name}/"),
+    ]
 
 
 if __name__ == "__main__":
