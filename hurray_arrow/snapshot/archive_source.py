@@ -5,6 +5,7 @@ Spec: snapshot format, sections 4 and 5.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import struct
@@ -44,7 +45,8 @@ class ArchiveIndexedRows(IndexedRows):
 
     def __init__(self, source: Source, tail: Tail, *, trusted: bool = False) -> None:
         super().__init__(source, tail, trusted=trusted)
-        self._workers = Workers(os.cpu_count() or 1, "hurray-arrow-decode", url=source.url)
+        # One more than processors: there is always one that waits for Arrow's threads to decompress its row.
+        self._workers = Workers((os.cpu_count() or 1) + 1, "hurray-arrow-decode", url=source.url)
         self._place_at = {row.offset: row for row in tail.index.rows}
         self._num_pages = {entry.tensor_index: entry.num_pages for entry in self.entries}
 
@@ -63,17 +65,18 @@ class ArchiveIndexedRows(IndexedRows):
             return [first]
         page_bytes = self._page_bytes(first, places)
         pool = aligned_empty(sum(place.num_pages for place in places) * page_bytes)
-        jobs: list[Future[Row]] = []
+        jobs: list[list[Future[Row]]] = []
         for number, window in enumerate(windows):
             if number:
+                # One window comes while the one before it is decoded; of that before it nothing is needed any more.
+                wait(jobs[number - 2] if number > 1 else ())
                 stored = self._stored_many(window)
-            # One window is decoded while the next one comes.
-            wait(jobs)
+            jobs.append([])
             for place, buffer in zip(window, stored, strict=True):
                 if place is not places[0]:
                     pages = pool[place.page_offset * page_bytes : (place.page_offset + place.num_pages) * page_bytes]
-                    jobs.append(self._workers.submit(self._pages_row, place, pages, buffer))
-        rows = self._workers.results(jobs)
+                    jobs[number].append(self._workers.submit(self._pages_row, place, pages, buffer))
+        rows = self._workers.results(itertools.chain(*jobs))
         other = next((row for row in rows if row.pool_column != rows[0].pool_column), None)
         if other is not None:
             message = f"pages in {other.pool_column} too, those before it are in {rows[0].pool_column}"
