@@ -19,8 +19,8 @@ from hurray_arrow.arrow.ipc_file import encoded_batch
 from hurray_arrow.arrow.ipc_layout import CONTINUATION, RECORD_BATCH_HEADER, BatchLayout, batch_layout, encapsulated
 
 ZSTD_LEVEL = 1
-#: Bytes that hold exponents hardly repeat. With a hash table as small as this zstd takes few matches and codes the rest by
-#: frequency, anew for every window of 32 KiB, which is a few pages: in most caches they get smaller, and in half the time.
+#: Bytes that hold exponents hardly repeat. With a hash table as small as this zstd takes few matches and codes the rest
+#: by frequency, anew for every window of 32 KiB, which is a few pages: most caches get smaller, and in half the time.
 _EXPONENTS = zstandard.ZstdCompressionParameters.from_level(ZSTD_LEVEL, hash_log=7, window_log=15)
 _METADATA_V5 = 4
 _ZSTD = 1
