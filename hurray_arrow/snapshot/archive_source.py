@@ -9,7 +9,7 @@ import itertools
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
@@ -29,7 +29,14 @@ from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.plane_sizes import PlaneSizes, plane_sizes
-from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, check_place, hash_problems, sparse_memory
+from hurray_arrow.snapshot.row_source import (
+    IndexedRows,
+    PartialRow,
+    Piece,
+    check_place,
+    hash_problems,
+    sparse_memory,
+)
 from hurray_arrow.snapshot.tail import Tail
 from hurray_arrow.snapshot.workers import Workers
 
@@ -106,7 +113,8 @@ class ArchiveIndexedRows(IndexedRows):
             first = self._first_row(place, buffer)
             rows = self._places[place.tensor_index]
             if len(rows) > 1:
-                pool = sparse_memory(sum(row.num_pages for row in rows) * self._page_bytes(first, rows))
+                size_bytes = sum(row.num_pages for row in rows) * self._page_bytes(first, rows)
+                pool = sparse_memory(size_bytes, in_megabytes=True)
                 first = replace(first, pool=pool, page_checksums=None)
             partials.append(PartialRow(first, first.pool, is_checked_when_filled=True))
         return partials
@@ -119,8 +127,15 @@ class ArchiveIndexedRows(IndexedRows):
         places = [(rows[number].offset, rows[number].block.end - rows[number].offset) for number in held]
         return np.array(places, np.int64).reshape(-1, 2)
 
-    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
-        """Decode a row into its place; see :meth:`IndexedRows.fill`."""
+    def fill(self, pieces: Iterable[Piece]) -> None:
+        """Decode rows into their places; see :meth:`IndexedRows.fill`."""
+        self._workers.results([self._workers.submit(self._fill_one, *piece) for piece in pieces])
+
+    def plane_sizes(self, tensor_index: int, *, most_rows: int) -> PlaneSizes:
+        """Return what the byte planes of a tensor's pages take; see :meth:`IndexedRows.plane_sizes`."""
+        return plane_sizes(self.source, self._schema, self._places[tensor_index], most_rows=most_rows)
+
+    def _fill_one(self, partial: PartialRow, offset: int, data: memoryview) -> None:
         place = self._place_at[offset]
         page_bytes = len(partial.pool) // self._num_pages[place.tensor_index]
         pages = partial.pool[place.page_offset * page_bytes :][: place.num_pages * page_bytes]
@@ -132,10 +147,6 @@ class ArchiveIndexedRows(IndexedRows):
             problems = checksum_problems(found, row.page_checksums, where=where, page_ids=page_ids)
             if problems:
                 raise SnapshotCorruptError(problems, url=self.source.url)
-
-    def plane_sizes(self, tensor_index: int, *, most_rows: int) -> PlaneSizes:
-        """Return what the byte planes of a tensor's pages take; see :meth:`IndexedRows.plane_sizes`."""
-        return plane_sizes(self.source, self._schema, self._places[tensor_index], most_rows=most_rows)
 
     def _stored_many(self, places: Sequence[IndexRow]) -> list[pa.Buffer]:
         return self.source.read_many([(place.offset, place.block.end - place.offset) for place in places])

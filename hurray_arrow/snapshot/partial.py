@@ -24,7 +24,7 @@ from hurray_arrow.snapshot.checksums import checksum_piece_bytes, checksum_probl
 from hurray_arrow.snapshot.entries import Entry, check_entry
 from hurray_arrow.snapshot.index import SPEC
 from hurray_arrow.snapshot.ranges import Pieces, plan_ranges
-from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, sparse_memory
+from hurray_arrow.snapshot.row_source import IndexedRows, PartialRow, Piece, sparse_memory
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: Tensors whose rows are looked at together: their requests go out together, and as much is in memory at once.
@@ -199,12 +199,13 @@ class PartialReader:
         ranges = plan_ranges(pieces, gap_bytes=self._gap_bytes)
         held = iter(zip(pieces.tolist(), owners.tolist(), strict=True))
         for window in _windows(ranges):
+            found: list[Piece] = []
             for (start, size), data in zip(window, self._source.read_many(window), strict=True):
                 view = memoryview(data)
                 count = int(np.searchsorted(pieces[:, 0], start + size) - np.searchsorted(pieces[:, 0], start))
                 for (offset, length), owner in islice(held, count):
-                    piece = view[offset - start : offset - start + length]
-                    self._rows.fill(wanted[owner].partial, offset, piece)
+                    found.append(Piece(wanted[owner].partial, offset, view[offset - start :][:length]))
+            self._rows.fill(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -44,9 +45,25 @@ class PartialRow:
     is_checked_when_filled: bool = False
 
 
-def sparse_memory(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return zeros that take room only where somebody writes: uint8 ``[size_bytes]``."""
-    return np.frombuffer(mmap.mmap(-1, max(size_bytes, 1), flags=_SPARSE), np.uint8)[:size_bytes]
+class Piece(NamedTuple):
+    """Bytes of the file that belong into a tensor's memory, and where in the file they were."""
+
+    partial: PartialRow
+    offset: int
+    data: memoryview
+
+
+def sparse_memory(size_bytes: int, *, in_megabytes: bool = False) -> npt.NDArray[np.uint8]:
+    """Return zeros that take room only where somebody writes: uint8 ``[size_bytes]``.
+
+    ``in_megabytes``: who writes, writes much at a time; then the kernel may give room in large pages, which is faster.
+    """
+    memory = mmap.mmap(-1, max(size_bytes, 1), flags=_SPARSE)
+    if in_megabytes and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Kernels may be built without them.
+        with suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)[:size_bytes]
 
 
 #: Without MAP_NORESERVE Linux maps no more than the machine has, however little is written. Python names it from 3.13
@@ -124,8 +141,8 @@ class IndexedRows(ABC):
         """
 
     @abstractmethod
-    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
-        """Put one piece, read from ``offset``, into the tensor's memory."""
+    def fill(self, pieces: Iterable[Piece]) -> None:
+        """Put pieces of the file into their tensors' memory."""
 
     def plane_sizes(self, tensor_index: int, *, most_rows: int) -> PlaneSizes | None:
         """Return what the byte planes of a tensor's pages take; ``None`` where pages are not compressed."""
@@ -222,10 +239,11 @@ class ShareIndexedRows(IndexedRows):
         offsets = (place.pages_offset or 0) + page_ids * page_bytes
         return np.stack([offsets, np.full_like(offsets, page_bytes)], axis=1)
 
-    def fill(self, partial: PartialRow, offset: int, data: memoryview) -> None:
-        """Put a piece where it belongs; see :meth:`IndexedRows.fill`."""
-        start = offset - (self._places[partial.row.tensor_index][0].pages_offset or 0)
-        partial.pool[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    def fill(self, pieces: Iterable[Piece]) -> None:
+        """Put pieces where they belong; see :meth:`IndexedRows.fill`."""
+        for partial, offset, data in pieces:
+            start = offset - (self._places[partial.row.tensor_index][0].pages_offset or 0)
+            partial.pool[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def _partial_row(self, place: IndexRow, head: pa.Buffer, tail: pa.Buffer) -> PartialRow:
         size = place.block.end - place.offset

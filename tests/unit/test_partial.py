@@ -111,9 +111,9 @@ def test_what_came_along_with_the_pages_goes_with_each_tensor(tmp_path, monkeypa
     alive: list[weakref.ref] = []
     most = 0
 
-    def counted(size_bytes):
+    def counted(size_bytes, **how):
         nonlocal most
-        memory = sparse_memory(size_bytes)
+        memory = sparse_memory(size_bytes, **how)
         alive.append(weakref.ref(memory.base))
         most = max(most, sum(ref() is not None for ref in alive))
         return memory
