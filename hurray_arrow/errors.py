@@ -25,11 +25,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
 from functools import partial
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 
 @unique
@@ -161,6 +164,30 @@ class Problem:
         at = "" if self.offset_bytes is None else f" at byte {self.offset_bytes}"
         rule = f" ({self.spec})" if self.spec else ""
         return f"{self.where}{at}: {self.message}{rule}"
+
+
+#: How many problems of one kind are listed before they are only counted.
+SHOWN_OF_A_KIND = 100
+
+
+def listed_problems(
+    places: npt.NDArray[np.intp], code: ProblemCode, spec: str, *, say: Callable[[int], tuple[str, str]]
+) -> list[Problem]:
+    """Turn the places of broken entries into problems: the first :data:`SHOWN_OF_A_KIND`, and one that counts them.
+
+    Parameters
+    ----------
+    places, code, spec
+        int ``[broken]``, and the rule.
+    say
+        Gives (where, message) of one place; ``where`` ends in brackets.
+    """
+    problems = [Problem(code, *say(place), spec) for place in places[:SHOWN_OF_A_KIND].tolist()]
+    if places.size > SHOWN_OF_A_KIND:
+        where = problems[0].where.partition("[")[0]
+        message = f"{places.size} entries are broken in this way, the first {SHOWN_OF_A_KIND} are listed"
+        problems.append(Problem(code, where, message, spec))
+    return problems
 
 
 #: How many problems an exception's text shows; ``.problems`` has them all.

@@ -18,12 +18,15 @@ import numpy.typing as npt
 from hurray_arrow.elements import ElementType, element_type
 from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.sequences import read_only, take_integers
-from hurray_arrow.spec import INDEX_TYPES, UINT32_MAX, IndexType
+from hurray_arrow.spec import INDEX_TYPE_BYTES, INDEX_TYPES, UINT32_MAX, IndexType
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 IndexArray: TypeAlias = npt.NDArray[Any]
 
-_INDEX_DTYPES: dict[IndexType, np.dtype[Any]] = {IndexType.UINT32: np.dtype("<u4"), IndexType.UINT64: np.dtype("<u8")}
+#: Little-endian, as all that is written.
+INDEX_DTYPES: dict[IndexType, np.dtype[Any]] = {
+    index_type: np.dtype(f"<u{size_bytes}") for index_type, size_bytes in INDEX_TYPE_BYTES.items()
+}
 _SPEC = "Buffer Table"
 _POOL_AXES = "[num_pages, page_size, num_heads, head_dim]"
 
@@ -137,26 +140,61 @@ def take_names(layer_name: object, component: object, kv_group: Any) -> int | No
     return group
 
 
-def take_tables(block_table: Any, seq_ptr: Any, index_type: IndexType | None) -> tuple[list[Problem], IndexType]:
-    """Check both tables; without ``index_type`` the dtype of block_table decides.
+class TakenTables(NamedTuple):
+    """Both tables, taken as they are or built, and what they are of."""
+
+    block_table: IndexArray
+    seq_ptr: IndexArray
+    index_type: IndexType
+
+
+def take_tables(
+    block_table: Any, seq_ptr: Any, *, block_tables: Any, index_type: IndexType | str | int | None
+) -> tuple[list[Problem], TakenTables | None]:
+    """Take both tables as they are, or build them from one list of page ids per sequence.
+
+    Parameters
+    ----------
+    block_table, seq_ptr
+        uint32 or uint64 ``[total_logical_pages]`` and ``[num_seqs + 1]``; ``None`` with ``block_tables``.
+    block_tables
+        Per sequence a list of ints or an integer array; ``None`` with the others.
+    index_type
+        Of both tables; ``None`` takes that of block_table, UINT32 for ``block_tables``.
 
     Returns
     -------
     problems : list of Problem
         As :func:`array_problems`; ``seq_ptr_size`` where seq_ptr has no entry.
-    index_type : IndexType
-        Of both tables, UINT32 where there are problems.
+    taken : TakenTables or None
+        ``None`` where there are problems.
+
+    Raises
+    ------
+    TypeError
+        Neither or both are given.
+    InvariantError, InvalidDescriptorError
+        As :func:`join_tables` and :func:`index_type_of`.
+
+    Spec: block-paged layout, Buffer Table.
     """
-    if index_type is None and getattr(block_table, "dtype", None) == _INDEX_DTYPES[IndexType.UINT64]:
-        index_type = IndexType.UINT64
-    index_type = IndexType.UINT32 if index_type is None else index_type
-    dtypes = [_INDEX_DTYPES[index_type]]
+    index = index_type_of(index_type)
+    tables = {"block_table": block_table, "seq_ptr": seq_ptr, "block_tables": block_tables}
+    given = {name for name, value in tables.items() if value is not None}
+    if given not in ({"block_table", "seq_ptr"}, {"block_tables"}):
+        raise TypeError("pass either block_table and seq_ptr, or block_tables")
+    if block_tables is not None:
+        block_table, seq_ptr = join_tables(block_tables, index)
+    if index is None:
+        wide = getattr(block_table, "dtype", None) == INDEX_DTYPES[IndexType.UINT64]
+        index = IndexType.UINT64 if wide else IndexType.UINT32
+    dtypes = [INDEX_DTYPES[index]]
     problems = array_problems(block_table, name="block_table", dtypes=dtypes, ndim=1)
     problems += array_problems(seq_ptr, name="seq_ptr", dtypes=dtypes, ndim=1)
     if not problems and seq_ptr.size == 0:
         message = "0 entries, expected num_seqs + 1, which is 1 for an empty batch"
         problems.append(Problem(ProblemCode.SEQ_PTR_SIZE, "seq_ptr", message, _SPEC))
-    return problems, index_type
+    return problems, None if problems else TakenTables(block_table, seq_ptr, index)
 
 
 class TakenPool(NamedTuple):

@@ -1,52 +1,69 @@
 """Every rule that ties a tensor's buffers and sequences to its descriptor, as functions of fields and arrays.
 
-A function returns all that is broken, the first :data:`SHOWN_OF_A_KIND` problems of a kind and then one that counts
-them. Rules are vectorised over entries, sizes are Python integers that never wrap, and nothing here reads outside an
-array, whatever its values are.
+A function returns all that is broken, as :func:`~hurray_arrow.errors.listed_problems` lists it. Rules are vectorised
+over entries, sizes are Python integers that never wrap, and nothing here reads outside an array, whatever its values.
 
 Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; snapshot format section 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hurray_arrow.errors import InvariantError, Problem, ProblemCode
+from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode, listed_problems
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, Quantization
-from hurray_arrow.sequences import Sequences, UInt64Array, sum_of
-from hurray_arrow.spec import UINT64_MAX
+from hurray_arrow.sequence_rules import validate_sequences
+from hurray_arrow.sequences import Sequences
 
 IndexArray = npt.NDArray[Any]
-BoolArray = npt.NDArray[np.bool_]
-
-#: How many problems of one kind are listed before they are only counted.
-SHOWN_OF_A_KIND = 100
-
-_FACTS_SPEC = "snapshot format 2"
 
 
-def listed_problems(
-    places: npt.NDArray[np.intp], code: ProblemCode, spec: str, *, say: Callable[[int], tuple[str, str]]
+def validate_tensor(
+    descriptor: BlockPagedDescriptor, arrays: Sequence[npt.NDArray[Any]], *, sequences: Sequences
 ) -> list[Problem]:
-    """Turn the places of broken entries into problems: the first :data:`SHOWN_OF_A_KIND`, and one that counts them.
+    """Check every rule of a tensor whose arrays have the dtypes and sizes that its descriptor gives them.
 
     Parameters
     ----------
-    places, code, spec
-        int ``[broken]``, and the rule.
-    say
-        Gives (where, message) of one place; ``where`` ends in brackets.
+    descriptor
+        Of the tensor.
+    arrays
+        page_pool, block_table, seq_ptr, then the quantization parameters.
+    sequences
+        What is known of the sequences.
+
+    Returns
+    -------
+    list of Problem
+        The descriptor's own codes, and those of every function here and of
+        :func:`~hurray_arrow.sequence_rules.validate_sequences`.
+
+    Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; snapshot format section 2.
     """
-    problems = [Problem(code, *say(place), spec) for place in places[:SHOWN_OF_A_KIND].tolist()]
-    if places.size > SHOWN_OF_A_KIND:
-        where = problems[0].where.partition("[")[0]
-        message = f"{places.size} entries are broken in this way, the first {SHOWN_OF_A_KIND} are listed"
-        problems.append(Problem(code, where, message, spec))
-    return problems
+    page_pool, block_table, seq_ptr, *parameters = arrays
+    num_pages, num_seqs, page_size = descriptor.num_pages, descriptor.num_seqs, descriptor.page_size
+    tokens = descriptor.total_tokens
+    problems = descriptor.validate()
+    problems += validate_tables(block_table, seq_ptr, num_pages=num_pages, num_seqs=num_seqs)
+    problems += validate_total_tokens(tokens, total_logical_pages=block_table.size, page_size=page_size)
+    if descriptor.element_type.is_packed:
+        used_bits = descriptor.pool_elems * descriptor.element_type.bits
+        problems += validate_pool_padding(page_pool, used_bits=used_bits)
+    problems += validate_parameters(
+        descriptor.quantization,
+        [buffer.nbytes for buffer in parameters],
+        shape=descriptor.shape,
+        num_pages=num_pages,
+        page_size=page_size,
+    )
+    return problems + validate_sequences(
+        sequences, seq_ptr, num_seqs=num_seqs, page_size=page_size, total_tokens=tokens
+    )
 
 
 def validate_tables(block_table: IndexArray, seq_ptr: IndexArray, *, num_pages: int, num_seqs: int) -> list[Problem]:
@@ -228,184 +245,3 @@ def validate_total_tokens(total_tokens: int, *, total_logical_pages: int, page_s
         return []
     message = f"{total_tokens} tokens, expected <= {total_logical_pages} pages × {page_size} slots = {slots}"
     return [Problem(ProblemCode.TOTAL_TOKENS_EXCEED_PAGES, "descriptor.shape[0]", message, "Logical Shape")]
-
-
-def validate_sequences(
-    sequences: Sequences, seq_ptr: IndexArray, *, num_seqs: int, page_size: int, total_tokens: int
-) -> list[Problem]:
-    """Check what is known of the sequences against the tables: sizes, lengths, positions, token ids, media.
-
-    Parameters
-    ----------
-    sequences
-        The facts.
-    seq_ptr
-        uint32 or uint64 ``[num_seqs + 1]``; its own rules are those of :func:`validate_tables`.
-    num_seqs, page_size, total_tokens
-        As the descriptor says.
-
-    Returns
-    -------
-    list of Problem
-        Codes ``sequence_facts_size``, ``seq_lens_sum``, ``seq_len_exceeds_pages``, ``page_positions_invalid``,
-        ``token_ids_size``, ``media_span_invalid``. A fact of the wrong size is not looked into.
-
-    Spec: wire-format page section 2, snapshot format section 2.
-    """
-    problems = [
-        Problem(
-            ProblemCode.SEQUENCE_FACTS_SIZE,
-            name,
-            f"{size} entries, expected one per sequence ({num_seqs}), None where nobody knows",
-            _FACTS_SPEC,
-        )
-        for name, size in sequences.sizes().items()
-        if size != num_seqs
-    ]
-    sized = {name for name, size in sequences.sizes().items() if size == num_seqs}
-    if seq_ptr.size != num_seqs + 1 or num_seqs == 0:
-        return problems
-    pages = _pages_per_sequence(seq_ptr)
-    lens, known = _effective_lengths(sequences if "seq_lens" in sized else Sequences(), num_seqs, total_tokens)
-    if "seq_lens" in sized:
-        problems += _length_problems(
-            sequences, lens, known, pages=pages, page_size=page_size, total_tokens=total_tokens
-        )
-    if "page_positions" in sized:
-        problems += _position_problems(sequences, pages, page_size=page_size)
-    if "token_ids" in sized:
-        problems += _token_id_problems(sequences, lens, known, pages=pages, page_size=page_size)
-    if "media" in sized:
-        problems += _media_problems(sequences, lens, known)
-    return problems
-
-
-def _pages_per_sequence(seq_ptr: IndexArray) -> UInt64Array:
-    """Give uint64 ``[num_seqs]``; a sequence whose seq_ptr falls has no pages here, the fall is reported elsewhere."""
-    ends, starts = seq_ptr[1:].astype(np.uint64), seq_ptr[:-1].astype(np.uint64)
-    return np.where(ends >= starts, ends - starts, np.uint64(0))
-
-
-def _effective_lengths(sequences: Sequences, num_seqs: int, total_tokens: int) -> tuple[UInt64Array, BoolArray]:
-    """Give lengths and which are known: with one sequence the length is total_tokens."""
-    if sequences.seq_lens is None:
-        known = np.full(num_seqs, num_seqs == 1)
-        return np.full(num_seqs, total_tokens if num_seqs == 1 else 0, np.uint64), known
-    known = np.ones(num_seqs, np.bool_) if sequences.seq_lens_known is None else sequences.seq_lens_known
-    return sequences.seq_lens, known
-
-
-def _length_problems(
-    sequences: Sequences, lens: UInt64Array, known: BoolArray, *, pages: UInt64Array, page_size: int, total_tokens: int
-) -> list[Problem]:
-    # Rounded up without adding to a value that may be 2**64 - 1.
-    needed = lens // np.uint64(page_size) + (lens % np.uint64(page_size) != 0)
-    problems = listed_problems(
-        np.flatnonzero(known & (needed > pages)),
-        ProblemCode.SEQ_LEN_EXCEEDS_PAGES,
-        "wire format 2",
-        say=lambda s: (
-            f"seq_lens[{s}]",
-            f"{lens[s]} tokens, expected <= {pages[s]} pages × page_size {page_size} = {int(pages[s]) * page_size}",
-        ),
-    )
-    total = sequences.recorded_tokens()
-    complete = bool(known.all())
-    if total > total_tokens or (complete and total != total_tokens):
-        expected = f"total_tokens {total_tokens}" if complete else f"<= total_tokens {total_tokens}, some are unknown"
-        message = f"sum {total}, expected {expected}"
-        problems.append(Problem(ProblemCode.SEQ_LENS_SUM, "seq_lens", message, "wire format 2"))
-    most = total + sum_of(pages[~known]) * page_size
-    if not complete and total_tokens > most:
-        message = f"{most} at most with every slot of the sequences of unknown length, expected {total_tokens} or more"
-        problems.append(Problem(ProblemCode.SEQ_LENS_SUM, "seq_lens", message, "wire format 2"))
-    return problems
-
-
-def _position_problems(sequences: Sequences, pages: UInt64Array, *, page_size: int) -> list[Problem]:
-    facts = sequences.page_positions or ()
-    present = np.flatnonzero([entry is not None for entry in facts])
-    arrays = [entry for entry in facts if entry is not None]
-    sizes = np.fromiter(map(len, arrays), np.uint64, len(arrays))
-    problems = listed_problems(
-        np.flatnonzero(sizes != pages[present]),
-        ProblemCode.PAGE_POSITIONS_INVALID,
-        _FACTS_SPEC,
-        say=lambda k: (
-            f"page_positions[{present[k]}]",
-            f"{sizes[k]} positions, expected one per stored page ({pages[present[k]]})",
-        ),
-    )
-    flat = np.concatenate([*arrays, np.empty(0, np.uint64)])
-    owner, ends = np.repeat(present, sizes.astype(np.intp)), np.cumsum(sizes, dtype=np.int64)
-    place = np.arange(flat.size) - np.repeat(ends - sizes.astype(np.int64), sizes.astype(np.intp))
-    # Pages must not overlap; compared as a difference, because the sum may pass 2**64.
-    close = (owner[1:] == owner[:-1]) & ((flat[1:] <= flat[:-1]) | (flat[1:] - flat[:-1] < np.uint64(page_size)))
-    problems += listed_problems(
-        np.flatnonzero(close) + 1,
-        ProblemCode.PAGE_POSITIONS_INVALID,
-        _FACTS_SPEC,
-        say=lambda k: (
-            f"page_positions[{owner[k]}][{place[k]}]",
-            f"{flat[k]}, expected >= {int(flat[k - 1]) + page_size}, the end of the page at {flat[k - 1]}",
-        ),
-    )
-    last = UINT64_MAX - (page_size - 1)
-    return problems + listed_problems(
-        np.flatnonzero(flat > np.uint64(last)),
-        ProblemCode.PAGE_POSITIONS_INVALID,
-        _FACTS_SPEC,
-        say=lambda k: (
-            f"page_positions[{owner[k]}][{place[k]}]",
-            f"{flat[k]}, expected <= {last}: positions are uint64",
-        ),
-    )
-
-
-def _token_id_problems(
-    sequences: Sequences, lens: UInt64Array, known: BoolArray, *, pages: UInt64Array, page_size: int
-) -> list[Problem]:
-    facts, positions = sequences.token_ids or (), sequences.page_positions
-    present = np.flatnonzero([entry is not None for entry in facts])
-    sizes = np.array([len(entry) for entry in facts if entry is not None], np.uint64)
-    absent_pages = np.zeros(len(facts), np.bool_)
-    if positions is not None:
-        absent_pages[: len(positions)] = [entry is not None for entry in positions[: len(facts)]]
-    lens, known, absent, pages = lens[present], known[present], absent_pages[present], pages[present]
-    # With absent pages a list may name their tokens too.
-    wrong = np.where(absent, sizes < lens, sizes != lens)
-    broken = np.where(known, wrong, ~absent & (_pages_for(sizes, page_size) > pages))
-
-    def say(k: int) -> tuple[str, str]:
-        if known[k]:
-            expected = f"one per {'stored ' if absent[k] else ''}token ({lens[k]}){' or more' if absent[k] else ''}"
-        else:
-            expected = f"<= {int(pages[k]) * page_size}, the slots of its pages"
-        return f"token_ids[{present[k]}]", f"{sizes[k]} token ids, expected {expected}"
-
-    return listed_problems(np.flatnonzero(broken), ProblemCode.TOKEN_IDS_SIZE, _FACTS_SPEC, say=say)
-
-
-def _pages_for(tokens: UInt64Array, page_size: int) -> UInt64Array:
-    """Give the pages that so many tokens take, rounded up without adding to a value that may be 2**64 - 1."""
-    pages: UInt64Array = tokens // np.uint64(page_size) + (tokens % np.uint64(page_size) != 0)
-    return pages
-
-
-def _media_problems(sequences: Sequences, lens: UInt64Array, known: BoolArray) -> list[Problem]:
-    positions = sequences.page_positions
-    problems = []
-    for s, spans in enumerate(sequences.media or ()):
-        # Media may stand where pages are absent, and then only uint64 bounds it.
-        if not known[s] or (positions is not None and s < len(positions) and positions[s] is not None):
-            continue
-        for span in spans or ():
-            end = span.first_token + span.num_tokens
-            if end > int(lens[s]):
-                problems.append((s, f"tokens [{span.first_token}, {end}), expected within {lens[s]} tokens"))
-    return _said(problems, ProblemCode.MEDIA_SPAN_INVALID, "media")
-
-
-def _said(problems: list[tuple[int, str]], code: ProblemCode, name: str) -> list[Problem]:
-    places = np.arange(len(problems))
-    return listed_problems(places, code, _FACTS_SPEC, say=lambda k: (f"{name}[{problems[k][0]}]", problems[k][1]))

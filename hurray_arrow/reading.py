@@ -1,10 +1,9 @@
-"""What a tensor can be asked for: its fields, single values, tokens, positions, dequantized values.
+"""What a tensor can be asked for: single values, tokens, positions, dequantized values.
 
 Every answer first checks the entries that it is going to use, so that a tensor that was opened permissively, or whose
 borrowed arrays have changed since, gives an error and never memory outside its buffers.
 
-Spec: block-paged layout, Element Lookup, Partial trailing page
-and Quantization Compatibility.
+Spec: block-paged layout, Element Lookup, Partial trailing page and Quantization Compatibility.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow import invariants, paging
-from hurray_arrow.elements import ElementType
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnknownSequenceLengthError, UnsupportedError
-from hurray_arrow.quantization import Quantization, dequantize, split_parameters
+from hurray_arrow.quantization import dequantize, split_parameters
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, PerBlock
-from hurray_arrow.sequences import Integers, Sequences, UInt64Array, read_only, take_integers
+from hurray_arrow.sequences import Integers, UInt64Array, read_only, take_integers
 from hurray_arrow.sharing import PageSharing
-from hurray_arrow.spec import KV_ROLE_NAMES
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 IndexArray: TypeAlias = npt.NDArray[Any]
@@ -33,65 +30,9 @@ Which: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[Any]
 
 
 class PagedReading(PageSharing):
-    """The reading half of :class:`hurray_arrow.tensor.BlockPagedTensor`, which has the fields."""
+    """The reading half of :class:`hurray_arrow.tensor.BlockPagedTensor`."""
 
     __slots__ = ()
-
-    page_pool: npt.NDArray[Any]
-    quantization_buffers: tuple[Bytes, ...]
-    sequences: Sequences
-
-    # -- what the descriptor says ----------------------------------------------------------------------------------
-
-    @property
-    def element_type(self) -> ElementType:
-        """The element type."""
-        return self.descriptor.element_type
-
-    @property
-    def kv_role(self) -> str:
-        """``key``, ``value`` or ``fused``."""
-        return KV_ROLE_NAMES[self.descriptor.kv_role]
-
-    @property
-    def layer_index(self) -> int | None:
-        """The layer; ``None`` where the tensor belongs to no layer."""
-        return self.descriptor.layer_index
-
-    @property
-    def page_size(self) -> int:
-        """Slots of a page."""
-        return self.descriptor.page_size
-
-    @property
-    def num_pages(self) -> int:
-        """Pages of the pool."""
-        return self.descriptor.num_pages
-
-    @property
-    def num_heads(self) -> int:
-        """Heads."""
-        return self.descriptor.num_heads
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a head."""
-        return self.descriptor.head_dim
-
-    @property
-    def num_seqs(self) -> int:
-        """Sequences."""
-        return self.descriptor.num_seqs
-
-    @property
-    def total_tokens(self) -> int:
-        """Stored tokens of all sequences."""
-        return self.descriptor.total_tokens
-
-    @property
-    def quantization(self) -> Quantization | None:
-        """The quantization scheme, if any."""
-        return self.descriptor.quantization
 
     # -- sequences -------------------------------------------------------------------------------------------------
 

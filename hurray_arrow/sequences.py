@@ -179,6 +179,21 @@ class Sequences:
         return f"Sequences({', '.join(f'{name}[{size}]' for name, size in self.sizes().items())})"
 
 
+def known_sequences(sequences: Sequences | None, facts: SequenceFacts) -> Sequences:
+    """Give what is known of the sequences, which a constructor takes as a whole or as single facts.
+
+    Raises
+    ------
+    TypeError
+        Both are given.
+    """
+    if sequences is None:
+        return Sequences(**facts)
+    if facts:
+        raise TypeError(f"pass either sequences or {', '.join(facts)}")
+    return sequences
+
+
 def _refuse(code: ProblemCode, where: str, message: str) -> InvariantError:
     return InvariantError(Problem(code, where, message, _SPEC))
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow import invariants
-from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import InvariantError
+from hurray_arrow.tensor_fields import TensorFields
 
 IndexArray: TypeAlias = npt.NDArray[Any]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
@@ -21,14 +21,10 @@ Int64Array: TypeAlias = npt.NDArray[np.int64]
 _PAIR_LIMIT = 2**63
 
 
-class PageSharing:
-    """What :class:`hurray_arrow.tensor.BlockPagedTensor`, which has the fields, says of sharing."""
+class PageSharing(TensorFields):
+    """What :class:`hurray_arrow.tensor.BlockPagedTensor` says of sharing."""
 
     __slots__ = ()
-
-    descriptor: BlockPagedDescriptor
-    block_table: IndexArray
-    seq_ptr: IndexArray
 
     def page_references(self) -> Int64Array:
         """Count the block_table entries that name each page.
@@ -45,8 +41,8 @@ class PageSharing:
 
         Spec: block-paged layout, Prefix Sharing.
         """
-        invariants.check_page_ids(self.block_table, num_pages=self.descriptor.num_pages)
-        return _references(self.block_table, num_pages=self.descriptor.num_pages)
+        invariants.check_page_ids(self.block_table, num_pages=self.num_pages)
+        return _references(self.block_table, num_pages=self.num_pages)
 
     def sequences_per_page(self) -> Int64Array:
         """Count the sequences that name each page; a sequence that names a page twice counts once.
@@ -63,8 +59,10 @@ class PageSharing:
 
         Spec: block-paged layout, Prefix Sharing.
         """
-        num_pages, num_seqs = self.descriptor.num_pages, self.descriptor.num_seqs
-        problems = invariants.validate_tables(self.block_table, self.seq_ptr, num_pages=num_pages, num_seqs=num_seqs)
+        num_pages = self.num_pages
+        problems = invariants.validate_tables(
+            self.block_table, self.seq_ptr, num_pages=num_pages, num_seqs=self.num_seqs
+        )
         if problems:
             raise InvariantError(problems)
         return _sequences_per_page(self.block_table, self.seq_ptr, num_pages=num_pages)

@@ -20,11 +20,11 @@ from hurray_arrow.doors import TensorDoors
 from hurray_arrow.elements import ElementType, PrivateType
 from hurray_arrow.elements import element_type as element_type_of
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, QuantizationError, UnknownSequenceLengthError
-from hurray_arrow.intake import as_bytes, index_type_of, join_tables, shape_pool, take_names, take_pool, take_tables
+from hurray_arrow.intake import as_bytes, shape_pool, take_names, take_pool, take_tables
 from hurray_arrow.quantization import Quantization
 from hurray_arrow.reading import PagedReading
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER
-from hurray_arrow.sequences import SequenceFacts, Sequences, read_only
+from hurray_arrow.sequences import SequenceFacts, Sequences, known_sequences, read_only
 from hurray_arrow.spec import IndexType, KvRole
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -97,8 +97,7 @@ class BlockPagedTensor(PagedReading, TensorDoors):
 
     def __post_init__(self, permissive: bool) -> None:
         object.__setattr__(self, "kv_group", take_names(self.layer_name, self.component, self.kv_group))
-        arrays = (self.page_pool, self.block_table, self.seq_ptr, *self.quantization_buffers)
-        _refuse(validate_arrays(self.descriptor, arrays))
+        _refuse(validate_arrays(self.descriptor, self._arrays))
         for name in ("page_pool", "block_table", "seq_ptr"):
             object.__setattr__(self, name, read_only(getattr(self, name)))
         object.__setattr__(self, "quantization_buffers", tuple(map(as_bytes, self.quantization_buffers)))
@@ -204,31 +203,23 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         Spec: block-paged layout, Buffer Table; wire-format page sections 2 and 4.
         """
         element = None if element_type is None else element_type_of(element_type, private=private)
-        index = index_type_of(index_type)
-        tables = {"block_table": block_table, "seq_ptr": seq_ptr, "block_tables": block_tables}
-        given = {name for name, value in tables.items() if value is not None}
-        if given not in ({"block_table", "seq_ptr"}, {"block_tables"}):
-            raise TypeError("pass either block_table and seq_ptr, or block_tables")
-        if block_tables is not None:
-            block_table, seq_ptr = join_tables(block_tables, index)
-        problems, index = take_tables(block_table, seq_ptr, index)
+        problems, tables = take_tables(block_table, seq_ptr, block_tables=block_tables, index_type=index_type)
         pool_problems, taken = take_pool(page_pool, element, page_shape=page_shape, num_pages=num_pages)
         parameter_problems, parameters = take_memory(quantization_buffers, first=FIRST_PARAMETER_BUFFER)
-        if taken is None or problems or parameter_problems:
+        if taken is None or tables is None or parameter_problems:
             raise InvariantError([*pool_problems, *problems, *parameter_problems])
-        known = _known(sequences, facts)
-        arrays = (taken.page_pool, block_table, seq_ptr, *parameters)
-        if total_tokens is None:
-            total_tokens = _total_tokens(known, seq_ptr.size - 1)
+        known = known_sequences(sequences, facts)
+        arrays = (taken.page_pool, tables.block_table, tables.seq_ptr, *parameters)
+        num_seqs = tables.seq_ptr.size - 1
         descriptor = BlockPagedDescriptor(
             element_type=taken.element_type,
-            shape=(total_tokens, *taken.page_shape[1:]),
+            shape=(_total_tokens(known, num_seqs) if total_tokens is None else total_tokens, *taken.page_shape[1:]),
             page_size=taken.page_shape[0],
             num_pages=taken.num_pages,
-            num_seqs=seq_ptr.size - 1,
+            num_seqs=num_seqs,
             kv_role=kv_role,  # type: ignore[arg-type]  # the descriptor takes the role's name too
             layer_index=layer_index,
-            index_type=index,
+            index_type=tables.index_type,
             buffers=tuple(BufferHandle(byte_size=array.nbytes, alignment=alignment) for array in arrays),
             quantization=quantization,
             statistics=statistics,
@@ -236,8 +227,8 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         return cls(
             descriptor,
             taken.page_pool,
-            block_table,
-            seq_ptr,
+            tables.block_table,
+            tables.seq_ptr,
             tuple(parameters),
             sequences=known,
             layer_name=layer_name,
@@ -327,23 +318,13 @@ class BlockPagedTensor(PagedReading, TensorDoors):
             memory[1].view(patched.index_dtype),
             memory[2].view(patched.index_dtype),
             tuple(memory[FIRST_PARAMETER_BUFFER:]),
-            sequences=_known(sequences, facts),
+            sequences=known_sequences(sequences, facts),
             layer_name=layer_name,
             component=component,
             kv_group=kv_group,
             original_descriptor=original_descriptor,
             permissive=permissive,
         )
-
-    @property
-    def buffers(self) -> tuple[Bytes, ...]:
-        """All buffers in the descriptor's order, as read-only uint8 views ``[bytes]``."""
-        return (*map(as_bytes, (self.page_pool, self.block_table, self.seq_ptr)), *self.quantization_buffers)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers together."""
-        return sum(buffer.nbytes for buffer in self.buffers)
 
     # -- rules -----------------------------------------------------------------------------------------------------
 
@@ -361,25 +342,7 @@ class BlockPagedTensor(PagedReading, TensorDoors):
 
         Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; snapshot format section 2.
         """
-        descriptor, seq_ptr, table = self.descriptor, self.seq_ptr, self.block_table
-        num_pages, num_seqs, page_size = descriptor.num_pages, descriptor.num_seqs, descriptor.page_size
-        tokens, logical_pages = descriptor.total_tokens, table.size
-        problems = descriptor.validate()
-        problems += invariants.validate_tables(table, seq_ptr, num_pages=num_pages, num_seqs=num_seqs)
-        problems += invariants.validate_total_tokens(tokens, total_logical_pages=logical_pages, page_size=page_size)
-        if descriptor.element_type.is_packed:
-            used_bits = descriptor.pool_elems * descriptor.element_type.bits
-            problems += invariants.validate_pool_padding(self.page_pool, used_bits=used_bits)
-        problems += invariants.validate_parameters(
-            descriptor.quantization,
-            [buffer.nbytes for buffer in self.quantization_buffers],
-            shape=descriptor.shape,
-            num_pages=num_pages,
-            page_size=page_size,
-        )
-        return problems + invariants.validate_sequences(
-            self.sequences, seq_ptr, num_seqs=num_seqs, page_size=page_size, total_tokens=tokens
-        )
+        return invariants.validate_tensor(self.descriptor, self._arrays, sequences=self.sequences)
 
     def check(self) -> None:
         """Raise what :meth:`validate` finds.
@@ -426,14 +389,6 @@ def _refuse(problems: list[Problem]) -> None:
         return
     only_parameters = all(problem.code == ProblemCode.QUANTIZATION_BUFFER_SIZE for problem in problems)
     raise QuantizationError(problems) if only_parameters else InvariantError(problems)
-
-
-def _known(sequences: Sequences | None, facts: SequenceFacts) -> Sequences:
-    if sequences is None:
-        return Sequences(**facts)
-    if facts:
-        raise TypeError(f"pass either sequences or {', '.join(facts)}")
-    return sequences
 
 
 def _total_tokens(sequences: Sequences, num_seqs: int) -> int:

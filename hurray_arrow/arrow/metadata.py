@@ -18,8 +18,7 @@ from typing import Any
 from hurray_arrow import _json
 from hurray_arrow.arrow.ipc_layout import MAX_METADATA_BYTES
 from hurray_arrow.arrow.schema import FORMAT_KEY, FORMAT_VERSION, SNAPSHOT_KEY
-from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
-from hurray_arrow.invariants import SHOWN_OF_A_KIND
+from hurray_arrow.errors import SHOWN_OF_A_KIND, Problem, ProblemCode, SnapshotCorruptError, UnsupportedError
 
 #: What a snapshot's document may take once it is parsed.
 MAX_PARSED_BYTES = 16 << 20

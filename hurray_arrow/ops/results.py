@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.descriptor import BlockPagedDescriptor, BufferHandle, Statistics
-from hurray_arrow.intake import as_bytes, shape_pool
+from hurray_arrow.intake import INDEX_DTYPES, as_bytes, shape_pool
 from hurray_arrow.ops.memory import Bytes, copy_of
 from hurray_arrow.ops.page_table import PageMove
 from hurray_arrow.ops.pages import move_pool, move_slots
@@ -24,8 +24,6 @@ from hurray_arrow.spec import UINT32_MAX, IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
 IndexArray: TypeAlias = npt.NDArray[Any]
-
-_DTYPES: dict[IndexType, np.dtype[Any]] = {IndexType.UINT32: np.dtype("<u4"), IndexType.UINT64: np.dtype("<u8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Tables:
         if index_type not in self._made:
             highest = max(int(array.max()) if array.size else 0 for array in (self.block_table, self.seq_ptr))
             wide = IndexType.UINT64 if highest > UINT32_MAX else index_type
-            dtype = _DTYPES[wide]
+            dtype = INDEX_DTYPES[wide]
             arrays = [_as_index(array, dtype) for array in (self.block_table, self.seq_ptr)]
             self._made[index_type] = (wide, arrays[0], arrays[1])
         return self._made[index_type]

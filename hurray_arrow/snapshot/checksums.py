@@ -15,8 +15,7 @@ import xxhash
 
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import POOL_BYTES_PIECE, page_class_of
-from hurray_arrow.errors import Problem, ProblemCode
-from hurray_arrow.invariants import listed_problems
+from hurray_arrow.errors import Problem, ProblemCode, listed_problems
 from hurray_arrow.tensor import BlockPagedTensor
 
 SPEC = "snapshot format 4"

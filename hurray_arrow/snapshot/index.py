@@ -17,8 +17,7 @@ import zstandard
 
 from hurray_arrow import _json
 from hurray_arrow.arrow.ipc_layout import Block
-from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
-from hurray_arrow.invariants import SHOWN_OF_A_KIND
+from hurray_arrow.errors import SHOWN_OF_A_KIND, Problem, ProblemCode, SnapshotCorruptError, SnapshotIncompleteError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.spec import KV_ROLES, UINT64_MAX
 

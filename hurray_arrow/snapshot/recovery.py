@@ -24,6 +24,7 @@ from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import (
+    SHOWN_OF_A_KIND,
     HurrayArrowError,
     InvalidDescriptorError,
     Problem,
@@ -31,7 +32,6 @@ from hurray_arrow.errors import (
     SnapshotCorruptError,
     SnapshotIncompleteError,
 )
-from hurray_arrow.invariants import SHOWN_OF_A_KIND
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC

@@ -5,18 +5,17 @@ import sys
 import numpy as np
 import pytest
 
-from hurray_arrow.errors import InvariantError
+from hurray_arrow.errors import SHOWN_OF_A_KIND, InvariantError
 from hurray_arrow.invariants import (
-    SHOWN_OF_A_KIND,
     check_page_ids,
     validate_page_ids,
     validate_parameters,
     validate_pool_padding,
-    validate_sequences,
     validate_tables,
     validate_total_tokens,
 )
 from hurray_arrow.quantization import OpaqueScheme, PerBlock, PerChannel, PerTensor
+from hurray_arrow.sequence_rules import validate_sequences
 from hurray_arrow.sequences import MediaSpan, Sequences
 from tests.sample import INDEX_TYPES
 
