@@ -159,7 +159,7 @@ class LayerFormat:
             words.append(taken)
         if element is None:
             raise LayoutError(f"{self.name}: no array", expected=self.layout.arrays, actual=0)
-        self._check_scales(element)
+        self.check_scales(element)
         return page_parts(words, self.layout, self.dims, element_type=element, name=self.name)
 
     def scale_of(self, part: PagePart) -> float | None:
@@ -168,7 +168,14 @@ class LayerFormat:
             return None
         return self.scales[1 if part.kv_role == "value" else 0]
 
-    def _check_scales(self, element: ElementType) -> None:
+    def check_scales(self, element: ElementType) -> None:
+        """Refuse values of 8 bits without their scales, and scales for what has none.
+
+        Raises
+        ------
+        LayoutError
+            With the number of scales that is expected.
+        """
         roles = 1 if self.layout.content is Content.LATENT else 2
         has_none = self.layout.is_opaque or self.layout.content is Content.TOKEN_SCALES
         expected = 0 if has_none else roles

@@ -29,15 +29,20 @@ import numpy.typing as npt
 
 from hurray_arrow.elements import ElementType
 from hurray_arrow.engines.arrays import Words, as_words
-from hurray_arrow.engines.groups import CacheFacts
+from hurray_arrow.engines.groups import CacheFacts, LayerFormat, PerLayer, layer_formats
+from hurray_arrow.engines.layouts import Content, Layout, layout_of
 from hurray_arrow.engines.restore_plan import check_belongs, sequence_numbers
-from hurray_arrow.engines.stored_layers import stored_groups
+from hurray_arrow.engines.stored_layers import StoredGroup, completed_format, layer_name, needed_tensors, stored_groups
 from hurray_arrow.errors import LayoutError
+from hurray_arrow.schemes import PerTensor
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
 
-#: Axes of a chunk by layout.
-LAYOUTS = {"2LTC": "2LTC", "T2C": "T2C", "2TC": "2TC", "1LTC": "1LTC"}
+#: Every layout by name, which spells the axes of a chunk.
+LAYOUTS: dict[str, Layout] = {
+    name: Layout(name=name, shapes=(name,), content=Content.LATENT if "1" in name else Content.PAIR)
+    for name in ("2LTC", "T2C", "2TC", "1LTC")
+}
 #: The order in which all layouts are handled: role, layer, token, content.
 _ORDER = "2LTC"
 
@@ -50,6 +55,7 @@ def export_cache(
     num_heads: int,
     page_size: int,
     element_type: Any = None,
+    scales: PerLayer = None,
     **facts: Unpack[CacheFacts],
 ) -> list[BlockPagedTensor]:
     """Put the chunks of sequences into pages.
@@ -68,6 +74,9 @@ def export_cache(
         Tokens of a page of the tensors; LMCache has none.
     element_type
         Type of the values; needed where the arrays hold integers.
+    scales
+        ``(k_scale, v_scale)`` of 8-bit values, one number for a latent, for all layers or by layer: the engine keeps
+        them outside the chunks.
     **facts
         ``ids``, ``token_ids``, ``adapter``, ``tenant``, ``media`` of the sequences.
 
@@ -79,10 +88,11 @@ def export_cache(
     Raises
     ------
     LayoutError
-        Chunks that are not of this layout, or not of one size.
+        Chunks that are not of this layout, or not of one size; values of 8 bits without scales.
     """
     if page_size < 1:
         raise LayoutError(f"page_size {page_size}, expected 1 or more", expected=1, actual=page_size)
+    layout_of(LAYOUTS, layout)
     taken = [_sequence(parts, layout, layer_names, f"chunks[{s}]", element_type) for s, parts in enumerate(chunks)]
     first = next((words for words, element in taken if element is not None), None)
     if first is None:
@@ -92,6 +102,9 @@ def export_cache(
     if num_heads < 1 or content % num_heads:
         message = f"axis C has {content}, expected a multiple of num_heads {num_heads}"
         raise LayoutError(message, expected=num_heads, actual=content)
+    formats = _formats(layer_names, layout, page_size=page_size, scales=scales)
+    for form in formats.values():
+        form.check_scales(element)
     rows = [words if known is not None else first[:, :, :0] for words, known in taken]
     for s, ((words, known), row) in enumerate(zip(taken, rows, strict=True)):
         if known not in (None, element) or row.shape[3] != content:
@@ -108,6 +121,7 @@ def export_cache(
             pool = np.zeros((int(starts[-1]) * page_size, content), first.dtype)
             for row, start in zip(rows, starts[:-1].tolist(), strict=True):
                 pool[start * page_size : start * page_size + row.shape[2]] = row[role, layer]
+            scale = (*formats[name].scales, None, None)[role]
             shaped = pool.reshape(int(starts[-1]), page_size, num_heads, content // num_heads)
             tensors.append(
                 BlockPagedTensor.from_arrays(
@@ -115,6 +129,7 @@ def export_cache(
                     block_tables=page_ids,
                     kv_role=kv_role,
                     element_type=element,
+                    quantization=None if scale is None else PerTensor(scale),
                     layer_index=layer,
                     layer_name=name,
                     kv_group=0,
@@ -132,6 +147,7 @@ def import_cache(
     chunk_tokens: int,
     expect: Mapping[str, Any] | None,
     metadata: Mapping[str, Any] | None = None,
+    scales: PerLayer = None,
 ) -> list[npt.NDArray[Any]]:
     """Cut a stored sequence into chunks.
 
@@ -149,6 +165,8 @@ def import_cache(
         What the cache has to belong to; ``None`` only where that does not matter.
     metadata
         The snapshot's metadata.
+    scales
+        As of :func:`export_cache`: what is given has to be what is stored.
 
     Returns
     -------
@@ -160,11 +178,14 @@ def import_cache(
     SnapshotMismatchError
         Not what is expected.
     LayoutError
-        Several groups, absent pages, or roles and layers that the layout has no place for.
+        Several groups, absent pages, roles and layers that the layout has no place for, keys and values of different
+        types or sizes, other scales.
+    UnsupportedError
+        A scheme that no chunk has a place for; values narrower than a byte.
     UnknownSequenceLengthError
         Nobody recorded the length.
     """
-    axes = _axes(layout)
+    axes = layout_of(LAYOUTS, layout).name
     groups = stored_groups(tensors)
     if len(groups) != 1 or chunk_tokens < 1:
         message = f"{len(groups)} groups in chunks of {chunk_tokens}, expected one group and 1 token or more"
@@ -176,12 +197,8 @@ def import_cache(
     if absent is not None and absent[seq] is not None:
         raise LayoutError("pages are absent inside the sequence", expected=None, actual="page_positions")
     layers = sorted(group.layers.values(), key=lambda layer: next(iter(layer.values())).layer_index or 0)
-    roles = [("fused", "values")] if "1" in axes else [("key", "values"), ("value", "values")]
-    for layer in layers:
-        if set(layer) != set(roles):
-            raise LayoutError(
-                f"layout {layout} needs {roles}, stored are {sorted(layer)}", expected=roles, actual=sorted(layer)
-            )
+    roles = sorted(needed_tensors(LAYOUTS[layout]))
+    _check_alike(group, layout, scales)
     if "L" not in axes and len(layers) != 1:
         raise LayoutError(f"layout {layout} is of one layer, stored are {len(layers)}", expected=1, actual=len(layers))
     whole = np.stack([np.stack([_rows(layer[role].gather(seq)) for layer in layers]) for role in roles])
@@ -200,18 +217,33 @@ def _rows(values: Words) -> Words:
     return values.reshape(len(values), math.prod(values.shape[1:]))
 
 
-def _axes(layout: str) -> str:
-    if layout not in LAYOUTS:
-        message = f"layout {layout!r}, expected one of {', '.join(LAYOUTS)}"
-        raise LayoutError(message, expected=list(LAYOUTS), actual=layout)
-    return LAYOUTS[layout]
+def _formats(names: Iterable[str], layout: str, *, page_size: int, scales: PerLayer) -> dict[str, LayerFormat]:
+    """Put together what the caller says of each layer."""
+    names = list(names)
+    sizes = dict.fromkeys(names, page_size)
+    return layer_formats(names, layouts=LAYOUTS, refused={}, layout=layout, page_sizes=sizes, scales=scales)
+
+
+def _check_alike(group: StoredGroup, layout: str, scales: PerLayer) -> None:
+    """Refuse tensors whose values no array holds side by side, or whose scales a chunk has no place for."""
+    formats = _formats(group.layers, layout, page_size=group.any_tensor.page_size, scales=scales)
+    first: BlockPagedTensor | None = None
+    for name, layer in group.layers.items():
+        completed_format(formats[name], layer, engine_scales=False)
+        for tensor in layer.values():
+            first = first or tensor
+            for what in ("element_type", "num_heads", "head_dim"):
+                expected, found = getattr(first, what), getattr(tensor, what)
+                if found != expected:
+                    message = f"{name}, {tensor.kv_role}: {what} {found}, {layer_name(first)} has {expected}"
+                    raise LayoutError(message, expected=str(expected), actual=str(found))
 
 
 def _sequence(
     parts: Sequence[Any], layout: str, layer_names: Sequence[str], where: str, element_type: Any
 ) -> tuple[Words, ElementType | None]:
     """Give a sequence's chunks as one array ``[roles, L, tokens, C]`` of words."""
-    axes = _axes(layout)
+    axes = layout
     sizes = {"2": 2, "1": 1, "L": len(layer_names)}
     rows: list[Words] = []
     element: ElementType | None = None

@@ -7,10 +7,18 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hurray_arrow.elements import ELEMENT_TYPES
 from hurray_arrow.engines import flashinfer, lmcache, sglang, tensorrt_llm, vllm
-from hurray_arrow.errors import CopyRequiredError, InvariantError, LayoutError, SnapshotMismatchError
-from hurray_arrow.schemes import PerTensor
+from hurray_arrow.errors import (
+    CopyRequiredError,
+    InvariantError,
+    LayoutError,
+    SnapshotMismatchError,
+    UnsupportedError,
+)
+from hurray_arrow.schemes import PerBlock, PerChannel, PerTensor
 from hurray_arrow.snapshot import open_snapshot, write_snapshot
+from hurray_arrow.tensor import BlockPagedTensor
 from tests.engines import memory
 
 PAGES, SLOTS, HEADS, DIM = 11, 5, 3, 7
@@ -412,6 +420,59 @@ def test_lmcaches_sequences_without_tokens_and_chunks_without_content():
     assert lmcache.import_cache(tensors, layout="2TC", sequence=0, chunk_tokens=3, expect=None) == []
     key, _ = lmcache.export_cache([[np.zeros((2, 7, 0), np.uint16)]], num_heads=4, **options)
     assert (key.descriptor.shape, key.num_pages) == ((7, 4, 0), 2)
+
+
+@pytest.mark.parametrize("layout", list(lmcache.LAYOUTS))
+def test_lmcaches_values_of_8_bits_keep_their_scales(layout):
+    layers = ["a", "b"] if "L" in layout else ["a"]
+    _, chunks = chunks_of(layout, 19, layers=len(layers))
+    chunks = [each.astype(np.uint8) for each in chunks]
+    given = {name: (0.5,) if layout[0] == "1" else (0.5, 0.25 + place) for place, name in enumerate(layers)}
+    options = {
+        "layout": layout,
+        "layer_names": layers,
+        "num_heads": 1,
+        "page_size": 5,
+        "element_type": "float8_e4m3",
+    }
+    assert refused(lmcache.export_cache, [chunks], **options) == (len(given["a"]), 0)
+    tensors = lmcache.export_cache([chunks], scales=given, **options)
+    assert [tensor.quantization for tensor in tensors] == [PerTensor(each) for name in layers for each in given[name]]
+    cut = {"layout": layout, "sequence": 0, "chunk_tokens": 8, "expect": None}
+    for scales in (None, given):
+        back = lmcache.import_cache(tensors, scales=scales, **cut)
+        assert [each.tobytes() for each in back] == [each.tobytes() for each in chunks]
+    other = {name: (2.0,) * len(each) for name, each in given.items()}
+    assert refused(lmcache.import_cache, tensors, scales=other, **cut) == (other["a"], given["a"])
+
+
+def test_what_lmcaches_chunks_have_no_place_for_is_refused():
+    def stored(kv_role, element_type="uint16", heads=HEADS, **changes):
+        size_bytes = ELEMENT_TYPES[element_type].size_bytes(PAGES * 4 * heads * 6)
+        return BlockPagedTensor.from_arrays(
+            np.zeros(size_bytes, np.uint8),
+            block_tables=[[3, 1]],
+            kv_role=kv_role,
+            element_type=element_type,
+            page_shape=(4, heads, 6),
+            num_pages=PAGES,
+            layer_index=0,
+            seq_lens=[7],
+            **changes,
+        )
+
+    cut = {"layout": "2LTC", "sequence": 0, "chunk_tokens": 4, "expect": None}
+    by_slot = {"quantization": PerBlock(0, 4, 3), "quantization_buffers": [np.ones(PAGES * 4, np.float32)]}
+    by_head = {"quantization": PerChannel(1, 3), "quantization_buffers": [np.ones(HEADS, np.float32)]}
+    for changes in (by_slot, by_head, {"quantization": PerTensor(0.5, 3)}, {"element_type": "int4"}):
+        with pytest.raises(UnsupportedError):
+            lmcache.import_cache([stored(role, **changes) for role in ("key", "value")], **cut)
+    # numpy would make float32 of the first pair, and one C of 12 elements of the last.
+    for changes, wrong in (
+        ({"element_type": "bfloat16"}, ("uint16", "bfloat16")),
+        ({"heads": HEADS + 1}, (1, [HEADS, HEADS + 1])),
+    ):
+        assert refused(lmcache.import_cache, [stored("key"), stored("value", **changes)], **cut) == wrong
 
 
 def test_wrong_chunks_are_refused():
