@@ -6,12 +6,13 @@ Spec: snapshot format, sections 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from hurray_arrow.arrow.rows import Tables
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.snapshot.entries import Entry
@@ -19,19 +20,11 @@ from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.tensor import BlockPagedTensor
 
 
-class GroupTables(NamedTuple):
-    """What the tensors of a group have in common."""
-
-    seq_ptr: npt.NDArray[Any]
-    block_table: npt.NDArray[Any]
-    sequences: Sequences
-
-
 class Groups:
     """The groups seen so far, each known by its first tensor's tables."""
 
     def __init__(self) -> None:
-        self._first: dict[int, GroupTables] = {}
+        self._first: dict[int, Tables] = {}
         #: Groups by the hash of their tables: a thousand of them must not be compared with every tensor.
         self._alike: dict[str, list[int]] = {}
         self._next = 0
@@ -68,7 +61,7 @@ class Groups:
         """
         if kv_group not in self._first:
             sequences = _copied(tensor.sequences)
-            self._first[kv_group] = GroupTables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
+            self._first[kv_group] = Tables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
             self._alike.setdefault(_tables_xxh3(tensor), []).append(kv_group)
             self._next = max(self._next, kv_group + 1)
 
@@ -99,7 +92,7 @@ def _copied_arrays(arrays: Iterable[npt.NDArray[Any] | None] | None) -> list[npt
     return None if arrays is None else [None if array is None else array.copy() for array in arrays]
 
 
-def same_tables(one: BlockPagedTensor | GroupTables, other: BlockPagedTensor | GroupTables) -> bool:
+def same_tables(one: BlockPagedTensor | Tables, other: BlockPagedTensor | Tables) -> bool:
     """Say whether two tensors have the same block table, seq_ptr and sequence facts, by value."""
     return (
         (one.seq_ptr is other.seq_ptr or np.array_equal(one.seq_ptr, other.seq_ptr))

@@ -6,29 +6,19 @@ Spec: snapshot format, sections 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow.arrow.rows import Row, Tables, refuse
-from hurray_arrow.arrow.tensor_rows import aligned, tables_of, tensor_from_rows
-from hurray_arrow.errors import (
-    Problem,
-    ProblemCode,
-    SnapshotCorruptError,
-    UnsupportedError,
-)
+from hurray_arrow.errors import Problem, UnsupportedError
 from hurray_arrow.prefixes import PrefixGroup, PrefixMatch, match_groups
 from hurray_arrow.sequences import Integers, MediaSpan
-from hurray_arrow.snapshot.checksums import page_problems
-from hurray_arrow.snapshot.entries import Entry, Layer, Selectors, check_entry, one_entry, select_entries
-from hurray_arrow.snapshot.groups import missing_components, window_tokens
+from hurray_arrow.snapshot.checked_tensors import CheckedTensors, RowProvider
+from hurray_arrow.snapshot.entries import Entry, Selectors, one_entry, select_entries
+from hurray_arrow.snapshot.groups import window_tokens
 from hurray_arrow.snapshot.row_source import IndexedRows
 from hurray_arrow.snapshot.view_doors import ViewDoors
 from hurray_arrow.tensor import BlockPagedTensor
@@ -40,31 +30,7 @@ if TYPE_CHECKING:
     from hurray_arrow.snapshot.verification import VerifyReport
 
 
-class RowProvider(Protocol):
-    """Where a snapshot's rows come from: a file with an index, or what was left of one."""
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """One per tensor, in snapshot order."""
-
-    def rows_of(self, tensor_index: int) -> list[Row]:
-        """All rows of a tensor in page order, checked as far as the provider can."""
-
-    def tables_row_of(self, tensor_index: int) -> Row:
-        """Return the row that has a tensor's tables; its pages may be left out."""
-
-    @property
-    def checks_rows(self) -> bool:
-        """Whether a row is hashed whenever it is read."""
-
-    def damage_of(self, tensor_index: int) -> list[Problem]:
-        """Say what the hashes find in the rows of a tensor, page values aside."""
-
-    def close(self) -> None:
-        """Close the file; what was given out stays valid."""
-
-
-class Snapshot(ViewDoors):
+class Snapshot(CheckedTensors, ViewDoors):
     """An open snapshot; see :func:`open_snapshot`.
 
     May be read from many threads at the same time, and by forked children, which get connections and threads of their
@@ -85,21 +51,13 @@ class Snapshot(ViewDoors):
     def __init__(
         self, url: str, metadata: Mapping[str, Any], rows: RowProvider, *, unverified: Sequence[Problem] = ()
     ) -> None:
-        self.url = url
-        self.metadata = dict(metadata)
+        super().__init__(url, metadata, rows)
         self.unverified = tuple(unverified)
-        self._rows = rows
-        self._tables: dict[int, Tables] = {}
 
     @property
     def profile(self) -> str | None:
         """``share`` or ``archive``; ``None`` where recovery found no metadata."""
         return self.metadata.get("profile")
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """One entry per tensor in snapshot order, pages untouched."""
-        return self._rows.entries
 
     def read(
         self,
@@ -135,7 +93,7 @@ class Snapshot(ViewDoors):
             The pages have an encoding that this version does not know.
         """
         matches = self.select(**selectors)
-        return self._read(one_entry(matches, self.entries), verify=verify)
+        return self._read_entry(one_entry(matches, self.entries), verify=verify)
 
     def iter_tensors(
         self,
@@ -151,14 +109,14 @@ class Snapshot(ViewDoors):
         if not entries:
             return
         # The first by itself: it brings the tables that the others of its group have too.
-        yield self._read(entries[0], verify=verify)
+        yield self._read_entry(entries[0], verify=verify)
         if isinstance(self._rows, IndexedRows) and not self._rows.source.is_mapped:
             from hurray_arrow.snapshot.read_ahead import read_ahead
 
-            yield from read_ahead(entries[1:], lambda entry: self._read(entry, verify=verify))
+            yield from read_ahead(entries[1:], lambda entry: self._read_entry(entry, verify=verify))
             return
         for entry in entries[1:]:
-            yield self._read(entry, verify=verify)
+            yield self._read_entry(entry, verify=verify)
 
     def select(
         self,
@@ -368,72 +326,3 @@ class Snapshot(ViewDoors):
 
     def __repr__(self) -> str:
         return f"Snapshot({self.url!r}, profile={self.profile!r}, {len(self.entries)} tensors)"
-
-    def _read(self, entry: Entry, *, verify: bool) -> BlockPagedTensor:
-        self._check_companions(entry)
-        tensor, checksums = self.checked_tensor(entry)
-        if verify:
-            problems = page_problems(tensor, checksums, tensor_index=entry.tensor_index)
-            if problems:
-                raise SnapshotCorruptError(problems, url=self.url)
-        return tensor
-
-    def checked_tensor(self, entry: Entry) -> tuple[BlockPagedTensor, npt.NDArray[np.uint64] | None]:
-        """Return an entry's tensor and its stored page checksums, which nobody has compared yet."""
-        rows = self._rows.rows_of(entry.tensor_index)
-        tensor = tensor_from_rows(rows, self._tables_of(rows[0]), align_small_buffers=True)
-        check_entry(entry, tensor)
-        stored = [row.page_checksums for row in rows if row.page_checksums is not None]
-        return tensor, np.concatenate(stored) if stored else None
-
-    def _tables_of(self, row: Row) -> Tables:
-        """Return a tensor's tables: its own tables and sequences, where it has some, have to be the group's."""
-        group = self._tables_of_group(row.kv_group, row)
-        return tables_of(row, group)
-
-    def group_tables(self, kv_group: int) -> Tables:
-        """Return block table, seq_ptr and sequences of a kv_group as stored, pages untouched.
-
-        Raises
-        ------
-        LookupError
-            No tensor is of this group.
-        SnapshotCorruptError
-            As :meth:`read`.
-        """
-        if kv_group not in self._first_of_group:
-            raise LookupError(f"no tensor is of kv_group {kv_group}")
-        return self._tables_of_group(kv_group)
-
-    def _tables_of_group(self, kv_group: int, row: Row | None = None) -> Tables:
-        """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
-        group = self._tables.get(kv_group)
-        if group is None:
-            first = self._first_of_group[kv_group].tensor_index
-            own = row if row is not None and first == row.tensor_index else self._rows.tables_row_of(first)
-            found = tables_of(own, None)
-            group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
-            self._tables[kv_group] = group
-        return group
-
-    @cached_property
-    def _first_of_group(self) -> dict[int, Entry]:
-        """The first tensor of each kv_group: it has the tables of all."""
-        return {entry.kv_group: entry for entry in reversed(self.entries)}
-
-    @cached_property
-    def _components(self) -> dict[tuple[int, Layer], set[str]]:
-        """The components that each layer of each kv_group has."""
-        found: dict[tuple[int, Layer], set[str]] = {}
-        for entry in self.entries:
-            found.setdefault((entry.kv_group, entry.layer), set()).add(entry.component)
-        return found
-
-    def _check_companions(self, entry: Entry) -> None:
-        groups = self.metadata.get("groups", [])
-        if entry.kv_group >= len(groups):
-            return
-        missing = missing_components(groups[entry.kv_group], self._components[entry.kv_group, entry.layer])
-        if missing:
-            message = f"the metadata lists components {missing} for this layer, and the snapshot does not hold them"
-            raise refuse(ProblemCode.COMPANION_MISSING, str(entry), message, url=self.url)

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 from fsspec.callbacks import Callback
 
 from hurray_arrow.errors import (
@@ -25,7 +23,10 @@ from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import SPEC
-from hurray_arrow.tensor import BlockPagedTensor
+
+if TYPE_CHECKING:
+    from hurray_arrow.snapshot.checked_tensors import RowProvider
+    from hurray_arrow.snapshot.reader import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +47,7 @@ class VerifyReport:
     unverified: tuple[Problem, ...]
 
 
-class _Checked(Protocol):
-    url: str
-    metadata: dict[str, Any]
-    unverified: tuple[Problem, ...]
-
-    @property
-    def entries(self) -> tuple[Entry, ...]:
-        """One per tensor."""
-
-    def checked_tensor(self, entry: Entry) -> tuple[BlockPagedTensor, npt.NDArray[np.uint64] | None]:
-        """Return a tensor and its stored checksums."""
-
-
-class _Hashed(Protocol):
-    @property
-    def checks_rows(self) -> bool:
-        """Whether a row is hashed whenever it is read."""
-
-    def damage_of(self, tensor_index: int) -> list[Problem]:
-        """Say what the hashes find in the rows of a tensor, page values aside."""
-
-
-def verify_snapshot(snapshot: _Checked, rows: _Hashed, *, progress: Callback) -> VerifyReport:
+def verify_snapshot(snapshot: Snapshot, rows: RowProvider, *, progress: Callback) -> VerifyReport:
     """Check every row, tensor and page; see :meth:`Snapshot.verify`."""
     progress.set_size(sum(entry.stored_bytes for entry in snapshot.entries))
     problems: list[Problem] = []
