@@ -30,6 +30,11 @@ def buffer_name(index: int) -> str:
     return BUFFER_NAMES[index] if index < len(BUFFER_NAMES) else f"buffers[{index}]"
 
 
+def parameter_name(index: int) -> str:
+    """Name a buffer as whoever passes the parameters of a scheme alone does."""
+    return f"quantization_buffers[{index - len(BUFFER_NAMES)}]"
+
+
 def take_memory(buffers: Sequence[Any], *, first: int = 0) -> tuple[list[Problem], list[Bytes]]:
     """View memory of any kind as bytes.
 
@@ -38,7 +43,8 @@ def take_memory(buffers: Sequence[Any], *, first: int = 0) -> tuple[list[Problem
     buffers
         Arrays, bytes, memoryviews and whatever else has the buffer protocol; ``None`` for an empty buffer.
     first
-        Index of the first buffer in the descriptor, for messages.
+        Index of the first buffer in the descriptor, for messages; where it is not 0 the caller has these alone, as
+        ``quantization_buffers``.
 
     Returns
     -------
@@ -47,7 +53,8 @@ def take_memory(buffers: Sequence[Any], *, first: int = 0) -> tuple[list[Problem
     memory : list of numpy.ndarray
         Read-only uint8 views that keep the memory alive; empty ones where there are problems.
     """
-    found = [_view(buffer, buffer_name(index)) for index, buffer in enumerate(buffers, first)]
+    name = parameter_name if first else buffer_name
+    found = [_view(buffer, name(index)) for index, buffer in enumerate(buffers, first)]
     return [problem for problems, _ in found for problem in problems], [view for _, view in found]
 
 
@@ -165,12 +172,15 @@ def validate_arrays(descriptor: BlockPagedDescriptor, arrays: Sequence[Any]) -> 
         return [_count_problem(len(arrays), len(descriptor.buffers))]
     element = descriptor.element_type
     tables = [descriptor.index_dtype]
+    packed = element.is_packed
     problems = array_problems(
-        arrays[0], name="page_pool", dtypes=[element.pool_dtype], ndim=1 if element.is_packed else 4
+        arrays[0], name="page_pool", dtypes=[element.pool_dtype], ndim=1 if packed else 4, of_bytes=packed
     )
     for index in range(1, len(arrays)):
-        dtypes = tables if index < len(BUFFER_NAMES) else [np.dtype(np.uint8)]
-        problems += array_problems(arrays[index], name=buffer_name(index), dtypes=dtypes, ndim=1)
+        of_bytes = index >= len(BUFFER_NAMES)
+        dtypes = [np.dtype(np.uint8)] if of_bytes else tables
+        name = parameter_name(index) if of_bytes else buffer_name(index)
+        problems += array_problems(arrays[index], name=name, dtypes=dtypes, ndim=1, of_bytes=of_bytes)
     if problems:
         return problems
     shape = (descriptor.pool_bytes,) if element.is_packed else (descriptor.num_pages, *descriptor.page_shape)

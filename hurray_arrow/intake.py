@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from hurray_arrow import conversions
 from hurray_arrow.elements import ElementType, element_type
 from hurray_arrow.errors import InvalidDescriptorError, InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.sequences import read_only, take_integers
@@ -38,9 +40,15 @@ def as_bytes(array: npt.NDArray[Any]) -> Bytes:
 
 
 def array_problems(
-    array: object, *, name: str, dtypes: Sequence[np.dtype[Any]], ndim: int | None, axes: str = ""
+    array: object,
+    *,
+    name: str,
+    dtypes: Sequence[np.dtype[Any]],
+    ndim: int | None,
+    axes: str = "",
+    of_bytes: bool = False,
 ) -> list[Problem]:
-    """Say why an array cannot be taken as it is, each time with the call that would convert it.
+    """Say why an array cannot be taken as it is, each time with the call that would convert it, if one does.
 
     Parameters
     ----------
@@ -54,6 +62,8 @@ def array_problems(
         Number of dimensions, ``None`` for any.
     axes
         What they are, for the message.
+    of_bytes
+        What is taken are the bytes of an array and not its numbers.
 
     Returns
     -------
@@ -62,17 +72,19 @@ def array_problems(
         not C-contiguous).
     """
     if not isinstance(array, np.ndarray) or isinstance(array, np.ma.MaskedArray):
-        call = f"{name}.filled(…)" if isinstance(array, np.ma.MaskedArray) else f"np.asarray({name}{_wanted(dtypes)})"
-        message = f"{type(array).__name__}, expected a numpy array: {call}"
+        call = conversions.make_array(array, name=name, dtypes=dtypes)
+        message = f"{type(array).__name__}, expected a numpy array{call}"
         return [Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC)]
     problems = []
     native = array.dtype.newbyteorder("<") if array.dtype.names is None else array.dtype
-    if array.dtype != native:
-        message = f"dtype {array.dtype.str} is big-endian, expected little-endian: {name}.astype({native.str!r})"
-        problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
     if dtypes and native not in dtypes:
-        names = " or ".join(_name(dtype) for dtype in dtypes)
-        message = f"dtype {_name(array.dtype)}, expected {names}: {name}.{_conversion(array.dtype, dtypes)}"
+        names = " or ".join(map(conversions.dtype_name, dtypes))
+        convert = conversions.view_bytes if of_bytes else partial(conversions.convert_array, dtypes=dtypes)
+        found = conversions.dtype_name(array.dtype)
+        message = f"dtype {found}, expected {names}{convert(array, name=name)}"
+        problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
+    elif array.dtype != native:
+        message = f"dtype {array.dtype.str} is big-endian, expected little-endian: {name}.astype({native.str!r})"
         problems.append(Problem(ProblemCode.BUFFER_DTYPE, name, message, _SPEC))
     if ndim is not None and array.ndim != ndim:
         message = f"{array.ndim} dimensions {array.shape}, expected {ndim}{f': {axes}' if axes else ''}"
@@ -81,22 +93,6 @@ def array_problems(
         message = f"strides {array.strides} are not C-contiguous: np.ascontiguousarray({name})"
         problems.append(Problem(ProblemCode.BUFFER_LAYOUT, name, message, _SPEC))
     return problems
-
-
-def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.str if dtype.kind == "V" and dtype.name.startswith("void") else dtype.name
-
-
-def _wanted(dtypes: Sequence[np.dtype[Any]]) -> str:
-    return f", dtype=np.{_name(dtypes[0])}" if dtypes and dtypes[0].kind in "iufcb" else ""
-
-
-def _conversion(found: np.dtype[Any], dtypes: Sequence[np.dtype[Any]]) -> str:
-    wanted = dtypes[0]
-    # Signed or opaque words of the right width hold the bits already; other numbers have to be converted.
-    if wanted.kind == "V" and found.itemsize == wanted.itemsize and found.kind in "iuV":
-        return f"view({_name(dtypes[-1])!r})"
-    return f"astype(np.{_name(wanted)})" if wanted.kind in "iufcb" else f"astype({_name(wanted)!r})"
 
 
 def index_type_of(which: IndexType | str | int | None) -> IndexType | None:
@@ -165,7 +161,8 @@ def take_tables(
     Returns
     -------
     problems : list of Problem
-        As :func:`array_problems`; ``seq_ptr_size`` where seq_ptr has no entry.
+        As :func:`array_problems`; ``seq_ptr_size`` where seq_ptr has no entry; ``index_type_invalid`` for a uint32
+        that does not hold what the tables have.
     taken : TakenTables or None
         ``None`` where there are problems.
 
@@ -185,8 +182,12 @@ def take_tables(
         raise TypeError("pass either block_table and seq_ptr, or block_tables")
     if block_tables is not None:
         block_table, seq_ptr = join_tables(block_tables, index)
+    wide = any(map(conversions.exceeds_uint32, (block_table, seq_ptr)))
+    if wide and index == IndexType.UINT32:
+        message = f"uint32, and the tables have values above {UINT32_MAX}: index_type='uint64'"
+        return [Problem(ProblemCode.INDEX_TYPE_INVALID, "index_type", message, _SPEC)], None
     if index is None:
-        wide = getattr(block_table, "dtype", None) == INDEX_DTYPES[IndexType.UINT64]
+        wide = wide or getattr(block_table, "dtype", None) == INDEX_DTYPES[IndexType.UINT64]
         index = IndexType.UINT64 if wide else IndexType.UINT32
     dtypes = [INDEX_DTYPES[index]]
     problems = array_problems(block_table, name="block_table", dtypes=dtypes, ndim=1)
@@ -245,16 +246,18 @@ def take_pool(
     if element is None and not problems:
         element = element_type(page_pool.dtype)
     if element is not None and element.is_packed:
-        message = (
-            f"{element.name} pools are packed bytes of {element.bits} bits an element: "
-            f"element_type({element.name!r}).pack(page_pool), page_shape=(page_size, num_heads, head_dim), num_pages"
-        )
-        return [Problem(ProblemCode.BUFFER_DTYPE, "page_pool", message, "wire format 4")], None
+        return [_packed_problem(page_pool, element)], None
     if problems or element is None:
         return problems, None
     count, *shape = page_pool.shape
     view = read_only(page_pool).view(element.pool_dtype)
     return [], TakenPool(view, element, count, (shape[0], shape[1], shape[2]))
+
+
+def _packed_problem(page_pool: object, element: ElementType) -> Problem:
+    call = conversions.pack_array(page_pool, element)
+    message = f"{element.name} pools are packed bytes of {element.bits} bits an element{call}"
+    return Problem(ProblemCode.BUFFER_DTYPE, "page_pool", message, "wire format 4")
 
 
 def _dtypes(element: ElementType) -> list[np.dtype[Any]]:
@@ -273,10 +276,15 @@ def _take_bytes(
         )
     page_size, num_heads, head_dim = (operator.index(size) for size in page_shape)
     num_pages = operator.index(num_pages)
-    problems = array_problems(page_pool, name="page_pool", dtypes=[np.dtype(np.uint8)], ndim=None)
+    elems = num_pages * page_size * num_heads * head_dim
+    unpacked = element.is_packed and isinstance(page_pool, np.ndarray) and page_pool.size == elems
+    if unpacked and page_pool.dtype != np.uint8:
+        return [_packed_problem(page_pool, element)], None
+    dtypes = [np.dtype(np.uint8)]
+    problems = array_problems(page_pool, name="page_pool", dtypes=dtypes, ndim=None, of_bytes=True)
     if problems:
         return problems, None
-    expected = element.size_bytes(num_pages * page_size * num_heads * head_dim)
+    expected = element.size_bytes(elems)
     if page_pool.nbytes != expected:
         message = f"{page_pool.nbytes} bytes, expected {expected}"
         return [Problem(ProblemCode.PAGE_POOL_SIZE, "page_pool", message, "Storage Invariants 4")], None
@@ -331,9 +339,10 @@ def join_tables(block_tables: Any, index_type: IndexType | None) -> tuple[IndexA
         message = f"shape {block_tables.shape}: the rows of a rectangular table end in padding, cut them: {call}"
         raise InvariantError(Problem(ProblemCode.BUFFER_LAYOUT, "block_tables", message, _SPEC))
     dtype = np.uint64 if index_type == IndexType.UINT64 else np.uint32
-    code = ProblemCode.PAGE_ID_OUT_OF_RANGE
+    code, above = ProblemCode.PAGE_ID_OUT_OF_RANGE, "" if dtype is np.uint64 else ": index_type='uint64'"
     rows: list[IndexArray] = [
-        take_integers(row, dtype, where=f"block_tables[{s}]", code=code) for s, row in enumerate(block_tables)
+        take_integers(row, dtype, where=f"block_tables[{s}]", code=code, above=above)
+        for s, row in enumerate(block_tables)
     ]
     seq_ptr = np.zeros(len(rows) + 1, np.uint64)
     seq_ptr[1:] = np.cumsum([row.size for row in rows])

@@ -213,7 +213,12 @@ def read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def take_integers(
-    values: Integers, dtype: type[_Unsigned], *, where: str, code: ProblemCode = ProblemCode.FIELD_OUT_OF_RANGE
+    values: Integers,
+    dtype: type[_Unsigned],
+    *,
+    where: str,
+    code: ProblemCode = ProblemCode.FIELD_OUT_OF_RANGE,
+    above: str = "",
 ) -> npt.NDArray[_Unsigned]:
     """Take integers of any width by value.
 
@@ -227,6 +232,8 @@ def take_integers(
         The place, for the message.
     code
         Code of a value that ``dtype`` cannot hold.
+    above
+        What to say where the value is only too large for it.
 
     Returns
     -------
@@ -257,7 +264,7 @@ def take_integers(
         # Python's own minimum: numpy turns a list that mixes -1 and 2**64 - 1 into floats.
         lowest, highest = min(checked, default=0), max(checked, default=0)
     if lowest < 0 or highest > bound:
-        message = f"value {lowest if lowest < 0 else highest}, {expected}"
+        message = f"value {lowest}, {expected}" if lowest < 0 else f"value {highest}, {expected}{above}"
         raise InvariantError(Problem(code, where, message, _SPEC))
     return cast("npt.NDArray[_Unsigned]", read_only(np.ascontiguousarray(checked, dtype=dtype)))
 

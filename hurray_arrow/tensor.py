@@ -137,7 +137,8 @@ class BlockPagedTensor(PagedReading, TensorDoors):
     ) -> BlockPagedTensor:
         """Build a tensor on numpy arrays, without copying any of them.
 
-        What does not fit is refused with the call that would convert it; nothing is converted or guessed.
+        What does not fit is refused with the call that would convert it, if one keeps the values; nothing is converted
+        or guessed.
 
         Parameters
         ----------
@@ -193,8 +194,8 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         Raises
         ------
         InvariantError
-            ``buffer_dtype``, ``buffer_layout``, ``page_pool_size``, ``page_id_out_of_range``, and all codes of
-            :meth:`validate`.
+            ``buffer_dtype``, ``buffer_layout``, ``page_pool_size``, ``page_id_out_of_range``, ``index_type_invalid``
+            for ids that a uint32 does not hold, and all codes of :meth:`validate`.
         UnknownSequenceLengthError
             Neither ``seq_lens`` nor ``total_tokens`` says how many tokens there are.
         InvalidDescriptorError

@@ -17,7 +17,7 @@ FLOORS = [
     ["spec"],
     ["_json", "_wire", "doors", "mappings", "packing"],
     ["elements", "schemes", "sequences"],
-    ["sections"],
+    ["conversions", "sections"],
     ["quantization"],
     ["codec"],
     ["descriptor"],
