@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from typing import Any
 
 import click
@@ -17,6 +20,8 @@ from hurray_arrow.cli.validate import validate, verify
 from hurray_arrow.errors import HurrayArrowError
 
 INTERRUPTED = 130
+#: As a shell says of a command that SIGPIPE ended: whoever read the output has gone.
+NOBODY_READS = 141
 
 
 class Unreadable(click.ClickException):
@@ -26,20 +31,35 @@ class Unreadable(click.ClickException):
 
 
 class Commands(click.Group):
-    """The group of commands; errors of the library and of the system become exit code 3."""
+    """The group of commands; errors of the library and of the system become exit code 3, wrong arguments 2."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; map errors that a user can cause to one line and an exit code."""
         try:
             return super().invoke(ctx)
-        except FileNotFoundError as error:
-            raise Unreadable(printable(f"{error.filename or error}: no such file")) from error
-        except (HurrayArrowError, OSError) as error:
-            raise Unreadable(printable(f"{type(error).__name__}: {error}")) from error
+        except BrokenPipeError:
+            # What is still buffered would fail again when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(NOBODY_READS)
+        except (HurrayArrowError, OSError, ImportError) as error:
+            raise Unreadable(printable(_said(error))) from error
+        except ValueError as error:
+            # Of the library's own checks of arguments: no such protocol, a range that ends before it starts.
+            raise click.UsageError(printable(str(error)), ctx) from error
         except MemoryError as error:
             raise Unreadable(printable(f"not enough memory: {error}")) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says, with its notes, and with the names that things have on the command line."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.filename is not None:
+        missing = isinstance(error, FileNotFoundError) and error.strerror == os.strerror(errno.ENOENT)
+        text = f"{error.filename}: {'no such file' if missing else error.strerror}"
+    text = text.replace("overwrite=True", "--overwrite")
+    return "\n".join([text, *getattr(error, "__notes__", ())])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

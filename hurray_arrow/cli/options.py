@@ -67,7 +67,10 @@ def integers(context: click.Context, parameter: click.Parameter, given: str | No
         start, colon, stop = part.strip().partition(":")
         if not all(map(_is_number, [start, stop] if colon else [start])):
             raise click.BadParameter(f"{part!r}: expected a number or START:STOP", context, parameter)
-        found += range(int(start), int(stop)) if colon else [int(start)]
+        numbers = range(int(start), int(stop)) if colon else [int(start)]
+        if not numbers:
+            raise click.BadParameter(f"{part!r}: no number is in it, expected START < STOP", context, parameter)
+        found += numbers
     return found
 
 

@@ -27,9 +27,15 @@ PIPE_WIDTH = 160
 LEAST_WIDTH = 100
 
 
+class _Screen(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the group of commands; rich would end with exit code 1, which says that there are findings."""
+        raise  # noqa: PLE0704 - rich calls it while it handles the BrokenPipeError
+
+
 def console() -> Console:
     """Return a console on stdout that reads no markup in a snapshot's names and cuts no numbers."""
-    screen = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    screen = _Screen(markup=False, highlight=False, emoji=False, soft_wrap=True)
     screen.width = max(screen.width, LEAST_WIDTH) if screen.is_terminal else PIPE_WIDTH
     return screen
 
@@ -59,6 +65,8 @@ def count(number: int, noun: str) -> str:
 def print_json(document: Any) -> None:
     """Write one JSON document to stdout; ASCII only, so nothing in it reaches a terminal as a command."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    # Where nobody reads, the command ends with its own code, and not Python at its end with another.
+    sys.stdout.flush()
 
 
 class BarCallback(Callback):  # type: ignore[misc]  # fsspec has no types

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -72,3 +75,53 @@ def test_too_little_memory_is_said_in_a_line(run, path, monkeypatch):
     result = run("verify", path)
     assert result.exit_code == 3
     assert result.stderr.strip().splitlines() == ["Error: not enough memory: Unable to allocate 1.00 TiB"]
+
+
+def test_an_argument_that_the_library_refuses_is_a_usage_error(run, path, tmp_path):
+    target = tmp_path / "new.arrow"
+    for arguments in (
+        ["inspect", "s4://caches/x.arrow"],
+        ["validate", "s4://caches/x.arrow"],
+        ["verify", "s4://caches/x.arrow"],
+        ["report", "s4://caches/x.arrow", "-o", tmp_path / "r.html"],
+        ["copy", path, "s4://caches/x.arrow"],
+        ["copy", path, target, "--tokens", "5:2"],
+        ["copy", path, target, "--layers", "5:2"],
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert result.stderr.startswith("Usage: ")
+    assert not target.exists()
+
+
+def test_a_filesystem_whose_package_is_missing_exits_with_3(run, monkeypatch):
+    def without(*_, **__):
+        raise ImportError('SFTPFileSystem requires "paramiko" to be installed')
+
+    monkeypatch.setattr("hurray_arrow.snapshot.stores.url_to_fs", without)
+    result = run("inspect", "sftp://host/x.arrow")
+    assert result.exit_code == 3
+    assert "paramiko" in result.stderr
+
+
+def test_errors_name_the_options_of_the_command_line(run, path, tmp_path):
+    assert run("copy", path, path).stderr == f"Error: {path}: it exists; --overwrite replaces it\n"
+    missing = run("copy", path, tmp_path / "nowhere" / "new.arrow").stderr
+    assert missing == f"Error: {tmp_path / 'nowhere'}: there is no such folder; make it first\n"
+    assert run("inspect", "").stderr == "Error: : no such file\n"
+
+
+def test_a_snapshot_of_no_set_is_named(run, path):
+    result = run("inspect", path.with_name("sm*.arrow"))
+    assert result.exit_code == 3
+    assert str(path) in result.stderr
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_reader_that_goes_away_is_no_finding(path, flags):
+    command = [sys.executable, "-c", "from hurray_arrow.cli import main; main()", "inspect", str(path), *flags]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (141, b"")
