@@ -8,6 +8,7 @@ pattern comes through.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -19,6 +20,7 @@ from hurray_arrow.elements import element_type as element_type_of
 from hurray_arrow.errors import LayoutError, UnsupportedError
 
 Words: TypeAlias = npt.NDArray[Any]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 #: DLPack's device types whose memory the CPU reads: kDLCPU and kDLCUDAHost.
 _HOST_DEVICES = frozenset({1, 3})
@@ -173,3 +175,42 @@ def _view_words(view: npt.NDArray[Any], word: np.dtype[Any], name: str) -> Words
     except (ValueError, TypeError) as exc:
         message = f"{name}: shape {view.shape}, strides {view.strides}: bytes that do not give words of {word.itemsize}"
         raise LayoutError(f"{message}: {exc}", expected=word.itemsize, actual=view.strides) from exc
+
+
+def as_integers(values: Any, *, name: str) -> Int64Array:
+    """Take integers of any width by value.
+
+    Returns
+    -------
+    numpy.ndarray
+        New int64 ``[n]``.
+
+    Raises
+    ------
+    LayoutError
+        No integers, not in one dimension, or beyond int64.
+    """
+    array = as_array(values, name=name) if is_array(values) else _listed(values, name)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        message = f"{name}: {array.dtype} of {array.ndim} axes, expected integers in one"
+        raise LayoutError(message, expected="integers [n]", actual=f"{array.dtype} {list(array.shape)}")
+    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
+        message = f"{name}: {int(array.max())} is beyond int64"
+        raise LayoutError(message, expected=int(np.iinfo(np.int64).max), actual=int(array.max()))
+    return array.astype(np.int64)
+
+
+def is_array(values: Any) -> bool:
+    """Say whether :func:`as_array` may take it: a list is none."""
+    return hasattr(values, "dtype") or hasattr(values, "__dlpack__")
+
+
+def _listed(values: Iterable[Any], name: str) -> npt.NDArray[Any]:
+    listed = [value.item() if hasattr(value, "item") else value for value in values]
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in listed):
+        message = f"{name}: expected integers in one list"
+        raise LayoutError(message, expected="integers", actual=sorted({type(value).__name__ for value in listed}))
+    try:
+        return np.array(listed, np.int64)
+    except OverflowError as exc:
+        raise LayoutError(f"{name}: a number beyond int64", expected="int64", actual="larger") from exc

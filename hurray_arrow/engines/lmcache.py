@@ -33,6 +33,7 @@ from hurray_arrow.engines.groups import CacheFacts, LayerFormat, PerLayer, layer
 from hurray_arrow.engines.layouts import Content, Layout, layout_of
 from hurray_arrow.engines.restore_plan import check_belongs, sequence_numbers
 from hurray_arrow.engines.stored_layers import StoredGroup, completed_format, layer_name, needed_tensors, stored_groups
+from hurray_arrow.engines.token_rows import TokenRows, page_rows
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.schemes import PerTensor
 from hurray_arrow.sequences import Sequences
@@ -110,33 +111,45 @@ def export_cache(
         if known not in (None, element) or row.shape[3] != content:
             message = f"chunks[{s}]: {known} of {words.shape[3]}, expected {element} of {content}"
             raise LayoutError(message, expected=[str(element), content], actual=[str(known), words.shape[3]])
-    counts = [-(-row.shape[2] // page_size) for row in rows]
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    page_ids = [list(range(start, stop)) for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
-    sequences = Sequences(seq_lens=[row.shape[2] for row in rows], **facts)
+    lengths = [row.shape[2] for row in rows]
     names = ("fused",) if roles == 1 else ("key", "value")
+    places = [(layer, role) for layer in range(len(layer_names)) for role in range(roles)]
+    paged = page_rows(
+        [_token_rows(rows, place, num_heads=num_heads) for place in places],
+        lengths=lengths,
+        first_positions=[0] * len(rows),
+        page_size=page_size,
+    )
+    sequences = Sequences(seq_lens=lengths, **facts)
     tensors = []
-    for layer, name in enumerate(layer_names):
-        for role, kv_role in enumerate(names):
-            pool = np.zeros((int(starts[-1]) * page_size, content), first.dtype)
-            for row, start in zip(rows, starts[:-1].tolist(), strict=True):
-                pool[start * page_size : start * page_size + row.shape[2]] = row[role, layer]
-            scale = (*formats[name].scales, None, None)[role]
-            shaped = pool.reshape(int(starts[-1]), page_size, num_heads, content // num_heads)
-            tensors.append(
-                BlockPagedTensor.from_arrays(
-                    shaped.view(element.pool_dtype),
-                    block_tables=page_ids,
-                    kv_role=kv_role,
-                    element_type=element,
-                    quantization=None if scale is None else PerTensor(scale),
-                    layer_index=layer,
-                    layer_name=name,
-                    kv_group=0,
-                    sequences=sequences,
-                )
+    for (layer, role), pool in zip(places, paged.pools, strict=True):
+        name = layer_names[layer]
+        scale = (*formats[name].scales, None, None)[role]
+        tensors.append(
+            BlockPagedTensor.from_arrays(
+                pool.view(element.pool_dtype),
+                block_tables=paged.block_tables,
+                kv_role=names[role],
+                element_type=element,
+                quantization=None if scale is None else PerTensor(scale),
+                layer_index=layer,
+                layer_name=name,
+                kv_group=0,
+                sequences=sequences,
             )
+        )
     return tensors
+
+
+def _token_rows(rows: Sequence[Words], place: tuple[int, int], *, num_heads: int) -> TokenRows:
+    """Give the tokens of a sequence of one layer and role, ``[tokens, num_heads, head_dim]``."""
+    layer, role = place
+
+    def tokens_of(s: int) -> Words:
+        tokens: Words = rows[s][role, layer]
+        return tokens.reshape(len(tokens), num_heads, tokens.shape[1] // num_heads)
+
+    return tokens_of
 
 
 def import_cache(

@@ -5,14 +5,14 @@ Spec: snapshot format section 2, absent pages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hurray_arrow.engines.arrays import as_array
-from hurray_arrow.engines.tables import as_integers
-from hurray_arrow.engines.token_rows import Int64Array, TokenRows, Words
+from hurray_arrow.engines.arrays import Int64Array, Words, as_array, as_integers
+from hurray_arrow.engines.groups import CacheFacts
+from hurray_arrow.engines.token_rows import TokenRows
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -81,6 +81,72 @@ def column_rows(array: Words, columns: Sequence[Int64Array]) -> TokenRows:
         return taken
 
     return rows
+
+
+def cut_token_ids(facts: CacheFacts, tokens: Sequence[Int64Array], *, columns: int) -> CacheFacts:
+    """Cut a rectangle of token ids to what is no padding; other facts, and lists of token ids, stay as they are.
+
+    Parameters
+    ----------
+    facts
+        As the caller gives them.
+    tokens
+        As of :func:`token_columns`.
+    columns
+        Of the cache; the rectangle has as many or more.
+
+    Raises
+    ------
+    LayoutError
+        A rectangle of another batch, or of fewer columns.
+    """
+    given = facts.get("token_ids")
+    if given is None or len(getattr(given, "shape", ())) != 2:
+        return facts
+    rectangle = as_array(given, name="token_ids")
+    if rectangle.shape[0] != len(tokens) or rectangle.shape[1] < columns:
+        expected = (len(tokens), columns)
+        message = f"token_ids: shape {rectangle.shape}, expected {expected} or more columns"
+        raise LayoutError(message, expected=expected, actual=rectangle.shape)
+    return {**facts, "token_ids": [row[cols] for row, cols in zip(rectangle, tokens, strict=True)]}
+
+
+def batch_lengths(tensors: Iterable[BlockPagedTensor], batch: Sequence[int], tokens: int | None) -> list[int]:
+    """Give where stored sequences end, which has to be the same in every group.
+
+    Parameters
+    ----------
+    tensors
+        Of every group.
+    batch
+        The sequence of each row.
+    tokens
+        Take only so many of each; ``None`` for all.
+
+    Returns
+    -------
+    list of int
+        The position behind the last token of each row.
+
+    Raises
+    ------
+    LayoutError
+        Groups that disagree, or fewer tokens stored than are to be taken.
+    UnknownSequenceLengthError
+        Nobody recorded a length.
+    """
+    lengths: list[int] = []
+    for tensor in {id(tensor.sequences): tensor for tensor in tensors}.values():
+        positions = [tensor.positions(s) for s in batch]
+        stored = [int(each[-1]) + 1 if each.size else 0 for each in positions]
+        lengths = lengths or stored
+        if stored != lengths:
+            message = f"sequences end at {lengths} in one kv_group and at {stored} in another"
+            raise LayoutError(message, expected=lengths, actual=stored)
+    if tokens is not None and not 0 < tokens <= min(lengths):
+        message = f"tokens {tokens}, expected 1 … {min(lengths)}, which every sequence has"
+        raise LayoutError(message, expected=min(lengths), actual=tokens)
+    return lengths if tokens is None else [tokens] * len(lengths)
 
 
 def fill_columns(

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from hurray_arrow.engines.adapter import Adapter
+from hurray_arrow.engines.arrays import as_integers
 from hurray_arrow.engines.groups import CacheGroup, ExportOptions, LayerTypes, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
 from hurray_arrow.engines.restoration import Restored
 from hurray_arrow.engines.restore_plan import PerGroup
-from hurray_arrow.engines.tables import as_integers, of_req_to_token, of_slot_mapping
+from hurray_arrow.engines.tables import of_req_to_token, of_slot_mapping
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.tensor import BlockPagedTensor
 

@@ -9,19 +9,15 @@ Spec: block-paged layout, Buffer Table; snapshot format section 2, absent pages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hurray_arrow.engines.arrays import as_array
+from hurray_arrow.engines.arrays import Int64Array, as_array, as_integers, is_array
 from hurray_arrow.errors import LayoutError
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-
-_UINT32_MAX = 2**32 - 1
+from hurray_arrow.spec import UINT32_MAX
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +161,7 @@ def of_block_tables(block_tables: Any, seq_lens: Any, *, page_size: int, absent:
         entries than a sequence needs.
     """
     lens = _lengths(seq_lens, page_size)
-    rows = list(as_array(block_tables, name="block_tables") if _is_array(block_tables) else block_tables)
+    rows = list(as_array(block_tables, name="block_tables") if is_array(block_tables) else block_tables)
     if len(rows) < lens.size:
         message = f"block_tables: {len(rows)} rows, expected one per sequence ({lens.size})"
         raise LayoutError(message, expected=int(lens.size), actual=len(rows))
@@ -318,7 +314,7 @@ def of_indptr(kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, *, page_si
     parts = {"kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_last_page_len": kv_last_page_len}
     arrays = {}
     for name, part in parts.items():
-        if _is_array(part) and as_array(part, name=name).dtype != np.int32:
+        if is_array(part) and as_array(part, name=name).dtype != np.int32:
             found = as_array(part, name=name).dtype
             raise LayoutError(f"{name}: dtype {found}, expected int32", expected="int32", actual=str(found))
         arrays[name] = as_integers(part, name=name)
@@ -353,44 +349,6 @@ def _check_last_pages(last: Int64Array, counts: Int64Array, page_size: int) -> N
         raise LayoutError(message, expected=page_size, actual=int(last[s]))
 
 
-def as_integers(values: Any, *, name: str) -> Int64Array:
-    """Take integers of any width by value.
-
-    Returns
-    -------
-    numpy.ndarray
-        New int64 ``[n]``.
-
-    Raises
-    ------
-    LayoutError
-        No integers, not in one dimension, or beyond int64.
-    """
-    array = as_array(values, name=name) if _is_array(values) else _listed(values, name)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        message = f"{name}: {array.dtype} of {array.ndim} axes, expected integers in one"
-        raise LayoutError(message, expected="integers [n]", actual=f"{array.dtype} {list(array.shape)}")
-    if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-        message = f"{name}: {int(array.max())} is beyond int64"
-        raise LayoutError(message, expected=int(np.iinfo(np.int64).max), actual=int(array.max()))
-    return array.astype(np.int64)
-
-
-def _is_array(values: Any) -> bool:
-    return hasattr(values, "dtype") or hasattr(values, "__dlpack__")
-
-
-def _listed(values: Iterable[Any], name: str) -> npt.NDArray[Any]:
-    listed = [value.item() if hasattr(value, "item") else value for value in values]
-    if not all(isinstance(value, int) and not isinstance(value, bool) for value in listed):
-        message = f"{name}: expected integers in one list"
-        raise LayoutError(message, expected="integers", actual=sorted({type(value).__name__ for value in listed}))
-    try:
-        return np.array(listed, np.int64)
-    except OverflowError as exc:
-        raise LayoutError(f"{name}: a number beyond int64", expected="int64", actual="larger") from exc
-
-
 def _lengths(seq_lens: Any, page_size: int) -> Int64Array:
     _check_page_size(page_size)
     lens = as_integers(seq_lens, name="seq_lens")
@@ -402,5 +360,5 @@ def _lengths(seq_lens: Any, page_size: int) -> Int64Array:
 
 
 def _check_page_size(page_size: int) -> None:
-    if not 1 <= page_size <= _UINT32_MAX:
-        raise LayoutError(f"page_size {page_size}, expected 1 to {_UINT32_MAX}", expected=1, actual=page_size)
+    if not 1 <= page_size <= UINT32_MAX:
+        raise LayoutError(f"page_size {page_size}, expected 1 to {UINT32_MAX}", expected=1, actual=page_size)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Words: TypeAlias = npt.NDArray[Any]
-Int64Array: TypeAlias = npt.NDArray[np.int64]
+from hurray_arrow.engines.arrays import Int64Array, Words
+
 #: Gives a sequence's stored tokens in the order of their positions: words ``[tokens, num_heads, head_dim]``.
 TokenRows: TypeAlias = Callable[[int], Words]
 
@@ -135,8 +134,8 @@ def _pool(
             pool = np.empty((num_pages, page_size, *taken.shape[1:]), taken.dtype)
         if tokens > start:
             # A sequence's own pages follow each other.
-            first, last = int(table[start // page_size]), int(table[-1])
-            slots = pool[first : last + 1].reshape(-1, *taken.shape[1:])
+            first, stop = int(table[start // page_size]), int(table[-1]) + 1
+            slots = pool[first:stop].reshape((stop - first) * page_size, *taken.shape[1:])
             slots[: tokens - start] = taken[start:]
             slots[tokens - start :] = 0
     return np.empty((0, page_size, 0, 0)) if pool is None else pool

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple, Unpack
 
 from hurray_arrow.elements import ElementType
 from hurray_arrow.engines import transformers_cache as classes
-from hurray_arrow.engines.arrays import as_array, as_words
+from hurray_arrow.engines.arrays import Int64Array, Words, as_integers, as_words
 from hurray_arrow.engines.groups import CacheFacts
-from hurray_arrow.engines.padded_batch import column_rows, fill_columns, token_columns
-from hurray_arrow.engines.tables import as_integers
-from hurray_arrow.engines.token_rows import Int64Array, PagedRows, TokenRows, Words, page_digests, page_rows
+from hurray_arrow.engines.padded_batch import batch_lengths, column_rows, cut_token_ids, fill_columns, token_columns
+from hurray_arrow.engines.token_rows import PagedRows, TokenRows, page_digests, page_rows
 from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.identity import check_expected, model_metadata, tensor_facts
 from hurray_arrow.sequences import Sequences
@@ -78,7 +77,7 @@ def export_cache(
     layers = classes.cache_layers(cache)
     columns = layers[0].num_columns
     tokens = token_columns(attention_mask, seq_lens, batch=int(layers[0].arrays[0].shape[0]), columns=columns)
-    facts = _cut_token_ids(facts, tokens, columns=columns)
+    facts = cut_token_ids(facts, tokens, columns=columns)
     tensors: dict[int, list[BlockPagedTensor]] = {}
     for kv_group, members in enumerate(classes.layer_groups(layers)):
         start = members[0].first_column
@@ -284,7 +283,7 @@ def import_cache(
     if not batch or not all(0 <= s < num_seqs for s in batch):
         raise LayoutError(f"sequences {batch}, expected some of 0 … {num_seqs - 1}", expected=num_seqs, actual=batch)
     check_expected(metadata or {}, expect, facts=tensor_facts(tensors, metadata, sequences=batch))
-    lengths = _lengths(tensors, batch, tokens)
+    lengths = batch_lengths(tensors, batch, tokens)
     columns = max(lengths)
     if max_cache_len is not None and columns > max_cache_len:
         message = f"{columns} tokens, expected at most max_cache_len {max_cache_len}"
@@ -308,19 +307,6 @@ def import_cache(
 
 
 # -- out of the rectangle ----------------------------------------------------------------------------------------------
-
-
-def _cut_token_ids(facts: CacheFacts, tokens: Sequence[Int64Array], *, columns: int) -> CacheFacts:
-    """Cut a rectangle of token ids to what is no padding."""
-    given = facts.get("token_ids")
-    if given is None or len(getattr(given, "shape", ())) != 2:
-        return facts
-    rectangle = as_array(given, name="token_ids")
-    if rectangle.shape[0] != len(tokens) or rectangle.shape[1] < columns:
-        expected = (len(tokens), columns)
-        message = f"token_ids: shape {rectangle.shape}, expected {expected} or more columns"
-        raise LayoutError(message, expected=expected, actual=rectangle.shape)
-    return {**facts, "token_ids": [row[cols] for row, cols in zip(rectangle, tokens, strict=True)]}
 
 
 def _words(arrays: Mapping[int, Sequence[Any]]) -> list[tuple[Words, ElementType]]:
@@ -389,19 +375,3 @@ def _by_layer(tensors: Iterable[BlockPagedTensor]) -> dict[int, list[BlockPagedT
         message = f"layers {incomplete} lack their key or value" if layers else "no tensors"
         raise LayoutError(message, expected=_ROLES, actual=incomplete)
     return {index: [layers[index][role] for role in _ROLES] for index in sorted(layers)}
-
-
-def _lengths(tensors: Iterable[BlockPagedTensor], batch: Sequence[int], tokens: int | None) -> list[int]:
-    """Give the tokens of each sequence of the batch, which have to be the same in every group."""
-    lengths: list[int] = []
-    for tensor in {id(tensor.sequences): tensor for tensor in tensors}.values():
-        positions = [tensor.positions(s) for s in batch]
-        stored = [int(each[-1]) + 1 if each.size else 0 for each in positions]
-        lengths = lengths or stored
-        if stored != lengths:
-            message = f"sequences end at {lengths} in one kv_group and at {stored} in another"
-            raise LayoutError(message, expected=lengths, actual=stored)
-    if tokens is not None and not 0 < tokens <= min(lengths):
-        message = f"tokens {tokens}, expected 1 … {min(lengths)}, which every sequence has"
-        raise LayoutError(message, expected=min(lengths), actual=tokens)
-    return lengths if tokens is None else [tokens] * len(lengths)

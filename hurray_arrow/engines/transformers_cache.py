@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from hurray_arrow.engines.arrays import Int64Array
 from hurray_arrow.errors import LayoutError, MissingDependencyError, UnsupportedError
-
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 #: Layers of plain keys and values.
 _PLAIN = ("DynamicLayer", "DynamicSlidingWindowLayer", "StaticLayer", "StaticSlidingWindowLayer")
