@@ -304,7 +304,10 @@ def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, 
     if isinstance(error, FileNotFoundError) or status == 404:
         if pinned:
             return SnapshotChangedError(f"{doing}: the snapshot was replaced or deleted since it was opened", url=url)
-        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+        # A store's own word, where it has one: the object of a bucket that nobody made is missing, too.
+        no_bucket = any(re.search("(bucket|container) does not exist", str(cause)) for cause in _causes(error))
+        text = "there is no such bucket; make it first" if no_bucket else os.strerror(errno.ENOENT)
+        return FileNotFoundError(errno.ENOENT, text, url)
     if isinstance(error, IsADirectoryError):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
     if isinstance(error, PermissionError) or status in (401, 403):

@@ -326,11 +326,12 @@ def test_a_server_that_dies_in_the_middle():
 
 
 # fake-gcs-server falls over when it is asked to write into a bucket that it does not have.
-@pytest.mark.parametrize("store", ["s3", "azure"], indirect=True)
+@pytest.mark.parametrize("store", ["s3", "azure", "obstore"], indirect=True)
 def test_a_bucket_that_is_not_there(store):
     url = store.prefix.replace("hurray-test", "hurray-none") + "/x.arrow"
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError) as caught:
         write_snapshot(url, tensors(layers=1), **store.how)
+    assert (caught.value.filename, caught.value.strerror) == (url, "there is no such bucket; make it first")
 
 
 @pytest.mark.usefixtures("small_parts")
