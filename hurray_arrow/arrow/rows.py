@@ -63,7 +63,10 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The values of one row; arrays are views that keep the batch's memory alive."""
+    """The values of one row; arrays are views that keep the batch's memory alive.
+
+    ``storage_type`` is Arrow's type of a page whose extension type was stripped: all that still says what it holds.
+    """
 
     tensor_index: int
     layer_index: int | None
@@ -81,6 +84,7 @@ class Row:
     pool_column: str
     pool: npt.NDArray[np.uint8]
     page_class: PageClass | None
+    storage_type: pa.DataType | None = None
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -117,7 +121,7 @@ class Row:
 
     @classmethod
     def _read(cls, reader: _Reader) -> Row:
-        pool_column, pool, page_class = reader.pool()
+        pool_column, pool, page_class, storage_type = reader.pool()
         sequences = reader.sequences()
         return cls(
             tensor_index=reader.required("tensor_index", int),
@@ -136,6 +140,7 @@ class Row:
             pool_column=pool_column,
             pool=pool,
             page_class=page_class,
+            storage_type=storage_type,
         )
 
 
@@ -226,28 +231,29 @@ class _Reader:
         _no_nulls(items, "page_checksums")
         return primitive_values(items if items.type == pa.uint64() else items.cast(pa.uint64()))
 
-    def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None]:
-        """Return the filled pool column, its bytes, and what its extension type says of the pages."""
+    def pool(self) -> tuple[str, npt.NDArray[np.uint8], PageClass | None, pa.DataType | None]:
+        """Return the filled pool column, its bytes, and what its extension type, or else its storage, says of pages."""
         filled = [
             name for name, column in self.columns.items() if is_pool_column(name) and column[self.number].is_valid
         ]
         if len(filled) > 1:
             raise refuse(ProblemCode.COLUMN_MISMATCH, filled[1], f"filled beside {filled[0]}; a tensor has one pool")
         if not filled:
-            return "", self._placed([], PAGE_POOL), None
+            return "", self._placed([], PAGE_POOL), None, None
         name = filled[0]
         if name == POOL_BYTES:
-            return name, self._placed([_binary_at(self.columns[name], self.number)], name, can_be_cut=False), None
+            return name, self._placed([_binary_at(self.columns[name], self.number)], name, can_be_cut=False), None, None
         pages = list_window(_as_list(self.columns[name].slice(self.number, 1)))[1]
         _no_nulls(pages, name)
         page_class = pages.type.page_class if isinstance(pages.type, PagePoolType) else None
         storage = _storage(pages)
+        stripped = None if page_class else storage.type
         if not pa.types.is_struct(storage.type):
-            return name, self._placed([_page_values(storage, name)], name), page_class
+            return name, self._placed([_page_values(storage, name)], name), page_class, stripped
         planes = [_page_values(storage.field(number), name) for number in range(storage.type.num_fields)]
         if not planes or len({plane.nbytes for plane in planes}) != 1:
             raise refuse(ProblemCode.ARROW_SCHEMA, name, f"pages are {storage.type}, expected byte planes")
-        return name, self._placed(planes, name), page_class
+        return name, self._placed(planes, name), page_class, stripped
 
     def _placed(
         self, planes: list[npt.NDArray[np.uint8]], name: str, *, can_be_cut: bool = True

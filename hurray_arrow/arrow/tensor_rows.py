@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from hurray_arrow.arrow.page_class import PLAIN
+from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
 from hurray_arrow.arrow.rows import Row, Tables, refuse
 from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
+from hurray_arrow.arrow.types import holds_the_same
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, MIN_ALIGNMENT_BYTES
@@ -124,10 +126,22 @@ def _check_columns(row: Row, descriptor: BlockPagedDescriptor) -> None:
             raise refuse(ProblemCode.COLUMN_MISMATCH, f"tensor {row.tensor_index}.{column}", message)
 
 
+def _check_storage(row: Row, descriptor: BlockPagedDescriptor) -> None:
+    """Refuse stripped pages of another type: as many bytes of other numbers, as a tool's cast makes them."""
+    if row.storage_type is None:
+        return
+    encoding = BYTE_PLANES if pa.types.is_struct(row.storage_type) else PLAIN
+    expected = page_class_of(descriptor, encoding=encoding).storage_type()
+    if not holds_the_same(expected, row.storage_type):
+        message = f"pages are {row.storage_type}, the descriptor's are {expected}"
+        raise refuse(ProblemCode.ARROW_SCHEMA, f"tensor {row.tensor_index}.{row.pool_column}", message)
+
+
 def _pool_of(rows: Sequence[Row], descriptor: BlockPagedDescriptor, *, copy: bool | None) -> npt.NDArray[np.uint8]:
     page_bytes = page_class_of(descriptor).page_bytes
     expected = 0
     for row in rows:
+        _check_storage(row, descriptor)
         where = f"tensor {row.tensor_index}.page_offset"
         if row.page_offset != expected:
             raise refuse(ProblemCode.ROW_MISSING, where, f"{row.page_offset}, expected {expected}")

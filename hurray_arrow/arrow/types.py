@@ -100,7 +100,7 @@ class PagePoolType(pa.ExtensionType):
         found: PageClass | HurrayArrowError
         try:
             found = parse_page_pool_metadata(bytes(serialized), storage)
-            if not found.fits_a_column or not _holds_the_same(found.storage_type(), storage):
+            if not found.fits_a_column or not holds_the_same(found.storage_type(), storage):
                 expected = found.storage_type() if found.fits_a_column else "no pages of its own"
                 message = f"storage {storage}, metadata says {expected}"
                 raise ExtensionMetadataError(metadata_problem(message))
@@ -292,12 +292,12 @@ def _problem_of(error: HurrayArrowError) -> Problem:
     return error.problems[0] if isinstance(error, ExtensionMetadataError) else metadata_problem(str(error))
 
 
-def _holds_the_same(expected: pa.DataType, found: pa.DataType) -> bool:
+def holds_the_same(expected: pa.DataType, found: pa.DataType) -> bool:
     """Say whether two storages differ in names of list items and in "not null" at most, which Polars drops."""
     if pa.types.is_struct(expected) and pa.types.is_struct(found):
         one, two = list(expected), list(found)
         return [field.name for field in one] == [field.name for field in two] and all(
-            _holds_the_same(a.type, b.type) for a, b in zip(one, two, strict=True)
+            holds_the_same(a.type, b.type) for a, b in zip(one, two, strict=True)
         )
     if pa.types.is_fixed_size_list(expected) and pa.types.is_fixed_size_list(found):
         return (expected.list_size, expected.value_type) == (found.list_size, found.value_type)

@@ -228,7 +228,13 @@ class StreamReader:
             own = Tables(aligned(own.seq_ptr), aligned(own.block_table), own.sequences)
             self._tables[small.kv_group] = own
         page_class = with_pages.page_class
-        row = replace(small, pool=aligned(with_pages.pool), pool_column=with_pages.pool_column, page_class=page_class)
+        row = replace(
+            small,
+            pool=aligned(with_pages.pool),
+            pool_column=with_pages.pool_column,
+            page_class=page_class,
+            storage_type=with_pages.storage_type,
+        )
         tensor = tensor_from_rows([row], own, align_small_buffers=True)
         problems = page_problems(tensor, row.page_checksums, tensor_index=row.tensor_index, unverified=self.unverified)
         if problems:

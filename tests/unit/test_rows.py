@@ -275,6 +275,42 @@ def test_pages_whose_type_disagrees_with_the_descriptor():
     assert codes(put(batch, "page_pool", column)) == ["column_mismatch"]
 
 
+@pytest.mark.parametrize(
+    ("element", "cast"),
+    [("float16", pa.uint16()), ("float16", pa.int16()), ("bfloat16", pa.float16()), ("float64", pa.int64())],
+    ids=str,
+)
+def test_stripped_pages_that_a_cast_made_other_numbers_of_the_same_width(element, cast):
+    batch = row(make_tensor(element_type=element))
+    pages = batch.column("page_pool").values.storage
+    numbers = pa.array(np.ones(len(pages.flatten())), pages.type.value_type)
+    for values, wrong in ((numbers, False), (numbers.cast(cast), True)):
+        items = pa.FixedSizeListArray.from_arrays(values, pages.type.list_size)
+        cut = put(batch, "page_pool", pa.LargeListArray.from_arrays([0, len(pages)], items))
+        if wrong:
+            assert codes(cut) == ["arrow_schema"]
+        else:
+            from_record_batch(cut)
+
+
+def test_stripped_byte_planes_in_another_order():
+    tensor = make_tensor()
+    planes = PageClass("bfloat16", 16, tensor.descriptor.page_shape, "byte_planes").storage_type()
+    raw = tensor.buffers[0].reshape(-1, 2)
+    parts = [
+        pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(plane)), planes.field(0).type.list_size)
+        for plane in raw.T
+    ]
+    for names, wrong in (("b0 b1", False), ("b1 b0", True)):
+        items = pa.StructArray.from_arrays([parts[int(name[1])] for name in names.split()], names.split())
+        column = pa.LargeListArray.from_arrays([0, len(items)], items)
+        changed = put(row(tensor), "page_pool", column)
+        if wrong:
+            assert codes(changed) == ["arrow_schema"]
+        else:
+            assert from_record_batch(changed).equals(tensor)
+
+
 def test_more_or_fewer_pages_than_the_descriptor_says():
     batch = row()
     pages = batch.column("page_pool").values
