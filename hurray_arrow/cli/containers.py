@@ -8,7 +8,7 @@ import click
 
 from hurray_arrow.arrow import SchemaPlan
 from hurray_arrow.cli.output import console, count, print_json, printable
-from hurray_arrow.engines.hurray_files import read_container, write_container
+from hurray_arrow.engines.hurray_files import Container, read_container, write_container
 from hurray_arrow.snapshot import SnapshotWriter, open_snapshot
 from hurray_arrow.snapshot.copy_plan import OF_THE_FILE
 from hurray_arrow.snapshot.writer import profile_encoding
@@ -49,20 +49,9 @@ def convert(
     if is_container(source):
         container = read_container(source, skip_other_layouts=skip_other_layouts)
         skipped, num_tensors = container.skipped, len(container.tensors)
-        tensors = list(container.tensors.values())
-        profile = profile or "share"
-        with SnapshotWriter(
-            destination,
-            plan=SchemaPlan.of(tensors, encoding=profile_encoding(profile, None)),
-            profile=profile,
-            metadata={key: value for key, value in container.metadata.items() if key not in OF_THE_FILE},
-            overwrite=overwrite,
-            storage_options=target_options,
-            keep_unknown=True,
-            partial=bool(container.metadata.get("partial")),
-        ) as writer:
-            for tensor in tensors:
-                writer.borrow(tensor)
+        _write_snapshot(
+            container, destination, overwrite=overwrite, target_options=target_options, profile=profile or "share"
+        )
     else:
         with open_snapshot(source, storage_options=source_options) as snapshot:
             tensors = list(snapshot.iter_tensors(verify=True))
@@ -76,3 +65,21 @@ def convert(
     for name, layout in skipped.items():
         out.print(printable(f"skipped: {name}, layout {layout}"))
     out.print(printable(f"{destination}: {count(num_tensors, 'tensor')}"))
+
+
+def _write_snapshot(
+    container: Container, destination: str, *, overwrite: bool, target_options: dict[str, Any] | None, profile: str
+) -> None:
+    tensors = list(container.tensors.values())
+    with SnapshotWriter(
+        destination,
+        plan=SchemaPlan.of(tensors, encoding=profile_encoding(profile, None)),
+        profile=profile,
+        metadata={key: value for key, value in container.metadata.items() if key not in OF_THE_FILE},
+        overwrite=overwrite,
+        storage_options=target_options,
+        keep_unknown=True,
+        partial=bool(container.metadata.get("partial")),
+    ) as writer:
+        for tensor in tensors:
+            writer.borrow(tensor)

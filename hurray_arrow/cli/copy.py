@@ -150,26 +150,23 @@ def run(
     chosen: list[Which] | None = None
     if sequences is not None or sequence_ids:
         chosen = [*(sequences or []), *sequence_ids]
+    places = {"source_options": source_options, "destination_options": target_options}
+    report = _copied(source, destination, layer_index=layers, sequences=chosen, **places, **options)
+    with open_snapshot(destination, storage_options=target_options) as copied:
+        stored_bytes = sum(entry.stored_bytes for entry in copied.entries)
+    _print(source, destination, report, stored_bytes=stored_bytes, as_json=as_json)
+
+
+def _copied(source: str, destination: str, **options: Any) -> CopyReport:
+    """Copy under a progress bar; what the choice of sequences or tokens was wrong about is a wrong use."""
     try:
         with progress("copying") as callback:
-            report = copy_snapshot(
-                source,
-                destination,
-                layer_index=layers,
-                sequences=chosen,
-                progress=callback,
-                source_options=source_options,
-                destination_options=target_options,
-                **options,
-            )
+            return copy_snapshot(source, destination, progress=callback, **options)
     except UnknownSequenceLengthError as error:
         hint = " (copy without sanitizing keeps all slots as they are)" if options["sanitize"] else ""
         raise click.UsageError(printable(f"{error}{hint}")) from error
     except LookupError as error:
         raise click.UsageError(printable(str(error.args[0] if error.args else error))) from error
-    with open_snapshot(destination, storage_options=target_options) as copied:
-        stored_bytes = sum(entry.stored_bytes for entry in copied.entries)
-    _print(source, destination, report, stored_bytes=stored_bytes, as_json=as_json)
 
 
 def _check_options_are_taken(*options: tuple[dict[str, Any], str, object]) -> None:

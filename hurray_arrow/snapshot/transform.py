@@ -160,10 +160,10 @@ def copy_snapshot(
             mode=mode,
         ) as writer:
             for entry in entries:
+                page_size = plan.page_sizes.get(entry.kv_group)
                 # No name holds on to a tensor while the next one is read.
-                repage = plan.page_sizes.get(entry.kv_group)
                 writer.write(
-                    steps.relaid(_read(opened, entry, steps, verify=verify, unverified=unverified), repage=repage)
+                    steps.relaid(_read(opened, entry, steps, verify=verify, unverified=unverified), repage=page_size)
                 )
     return CopyReport(profile, len(entries), plan.num_pages, plan.page_bytes, tuple(unverified))
 

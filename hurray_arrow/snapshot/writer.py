@@ -208,8 +208,7 @@ class SnapshotWriter:
         keep_unknown: bool = False,
         mode: int = 0o600,
     ) -> None:
-        if profile_encoding(profile, plan.encoding) != PLAIN and profile == "share":
-            raise ValueError("the share profile stores pages as they are")
+        profile_encoding(profile, plan.encoding)
         self._metadata = new_metadata(
             metadata, profile=profile, page_align_bytes=page_align_bytes, partial=partial, keep_unknown=keep_unknown
         )
@@ -230,24 +229,25 @@ class SnapshotWriter:
         )
         try:
             self._file.write(file_head(self._schema))
+            self._rows = self._row_writer(plan, checksums=checksums, progress=progress or NoOpCallback())
         except BaseException:
             self._file.discard()
             raise
-        callback = progress or NoOpCallback()
-        self._rows: ShareRows | ArchiveRows
-        if profile == "share":
-            self._rows = self.SHARE_ROWS(
-                self._file,
-                plan=plan,
-                schema=self._schema,
-                page_align_bytes=page_align_bytes,
-                checksums=checksums,
-                progress=callback,
-            )
-        else:
+
+    def _row_writer(self, plan: SchemaPlan, *, checksums: bool, progress: Callback) -> ShareRows | ArchiveRows:
+        """Return what writes the rows of the profile, from where the file stands."""
+        if self._metadata["profile"] == "archive":
             from hurray_arrow.snapshot.archive_rows import ArchiveRows
 
-            self._rows = ArchiveRows(self._file, plan=plan, schema=self._schema, checksums=checksums, progress=callback)
+            return ArchiveRows(self._file, plan=plan, schema=self._schema, checksums=checksums, progress=progress)
+        return self.SHARE_ROWS(
+            self._file,
+            plan=plan,
+            schema=self._schema,
+            page_align_bytes=self._metadata["page_align_bytes"],
+            checksums=checksums,
+            progress=progress,
+        )
 
     def write(self, tensor: BlockPagedTensor) -> None:
         """Append one tensor.
