@@ -12,28 +12,37 @@ import numpy as np
 
 from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.index import SPEC, IndexRow, TensorKey
-from hurray_arrow.spec import INDEX_TYPE_NAMES
+from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, KV_ROLES, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: One value of a selector, several, or ``None`` for any.
-IntSelector = int | Collection[int] | None
-StrSelector = str | Collection[str] | None
+IntSelector = int | Collection[int | None] | None
+StrSelector = str | Collection[str | None] | None
+RoleSelector = str | KvRole | Collection[str | KvRole] | None
 
 
 class Selectors(TypedDict, total=False):
     """What chooses among the tensors of a snapshot: one value or several each; what is not given admits all.
 
-    ``kv_role`` is ``key``, ``value`` or ``fused``; ``component`` is ``values`` or a companion's name.
+    ``kv_role`` is ``"key"``, ``"value"``, ``"fused"`` or a :class:`~hurray_arrow.KvRole`; ``component`` is ``"values"``
+    or a companion's name. ``None`` among several is a layer without a number, or without a name.
+
+    Selectors may admit nothing, such as a layer that the snapshot does not have. Then ``select``, ``iter_tensors``,
+    ``read_sequences`` and the views give nothing, whatever sequences are named; ``read``, which gives exactly one
+    tensor, raises LookupError, and so does a copy of layers, which would lack one that was asked for. Both say what the
+    snapshot has. What no snapshot can have raises everywhere: ValueError for a ``kv_role`` that is no role, TypeError
+    for a value of another type, or for a selector of another name.
     """
 
     layer_index: IntSelector
     layer_name: StrSelector
-    kv_role: StrSelector
+    kv_role: RoleSelector
     kv_group: IntSelector
     component: StrSelector
 
 
 SELECTORS = tuple(Selectors.__annotations__)
+_INTEGERS = frozenset({"layer_index", "kv_group"})
 
 #: ``(layer_index, layer_name)``.
 Layer = tuple[int | None, str | None]
@@ -155,7 +164,7 @@ def select_entries(entries: Iterable[Entry], **selectors: Unpack[Selectors]) -> 
     Raises
     ------
     TypeError
-        There is no selector of this name.
+        There is no selector of this name, or its values have another type.
     ValueError
         A kv_role that does not exist: a typing error must not read as an empty snapshot.
     """
@@ -163,10 +172,7 @@ def select_entries(entries: Iterable[Entry], **selectors: Unpack[Selectors]) -> 
     if foreign:
         raise TypeError(f"no selector {foreign}: expected some of {list(SELECTORS)}")
     given: dict[str, Any] = {**selectors}
-    wanted = {name: _values(given.get(name)) for name in SELECTORS}
-    unknown = sorted(set(map(str, wanted["kv_role"] or ())) - {"key", "value", "fused"})
-    if unknown:
-        raise ValueError(f"kv_role {unknown}: expected key, value or fused")
+    wanted = {name: _values(name, given.get(name)) for name in SELECTORS}
     return [
         entry
         for entry in entries
@@ -194,9 +200,14 @@ def one_entry(matches: list[Entry], among: Iterable[Entry] = ()) -> Entry:
     if matches:
         hint = f"choose by {', '.join(SELECTORS)}, or take all with iter_tensors()"
         raise LookupError(f"{len(matches)} tensors match, expected exactly 1: {hint}{listed}{more}")
-    there = {name: dict.fromkeys(getattr(entry, name) for entry in among) for name in SELECTORS}
-    held = "".join(f"\n  {name}: {_listed(values)}" for name, values in there.items() if values)
+    there = list(among)
+    held = "".join(f"\n  {name}: {held_values(name, there)}" for name in SELECTORS if there)
     raise LookupError(f"0 tensors match, expected exactly 1{'; the snapshot has' if held else ''}{held}")
+
+
+def held_values(name: str, entries: Iterable[Entry]) -> str:
+    """Say which values of a selector there are, for messages; "" where there is no tensor."""
+    return _listed(dict.fromkeys(getattr(entry, name) for entry in entries))
 
 
 def _listed(values: Iterable[Any]) -> str:
@@ -204,9 +215,23 @@ def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(repr, some[:20])) + (f", … ({len(some)})" if len(some) > 20 else "")
 
 
-def _values(selector: IntSelector | StrSelector) -> frozenset[int | str] | None:
+def _values(name: str, selector: Any) -> frozenset[int | str | None] | None:
     if selector is None:
         return None
-    if isinstance(selector, (int, str, np.integer)):
-        return frozenset({selector})
-    return frozenset(selector)
+    one = isinstance(selector, int | str | bytes | np.integer) or not isinstance(selector, Iterable)
+    given = [selector] if one else list(selector)
+    if name == "kv_role":
+        return _roles(given)
+    kind, types = ("integer", (int, np.integer)) if name in _INTEGERS else ("str", (str,))
+    for value in given:
+        if not (value is None or isinstance(value, types)):
+            raise TypeError(f"{name}: {value!r}, expected one {kind} or several")
+    return frozenset(given)
+
+
+def _roles(given: list[Any]) -> frozenset[int | str | None]:
+    roles = [KV_ROLE_NAMES[role] if isinstance(role, KvRole) else role for role in given]
+    unknown = [role for role in roles if not (isinstance(role, str) and role in KV_ROLES)]
+    if unknown:
+        raise ValueError(f"kv_role {unknown}: expected key, value or fused")
+    return frozenset(roles)

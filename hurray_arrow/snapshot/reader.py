@@ -71,7 +71,8 @@ class Snapshot(CheckedTensors, ViewDoors):
         ----------
         **selectors
             ``layer_index``, ``layer_name``, ``kv_role``, ``kv_group``, ``component``: one value or several each; what
-            is not given admits all. See :class:`~hurray_arrow.snapshot.entries.Selectors`.
+            is not given admits all. What comes of selectors that admit nothing, or are wrong:
+            :class:`~hurray_arrow.snapshot.entries.Selectors`.
         verify
             Check the page checksums too, which reads every page.
 
@@ -84,7 +85,7 @@ class Snapshot(CheckedTensors, ViewDoors):
         Raises
         ------
         LookupError
-            Not exactly one tensor matches; the message lists the matches.
+            Not exactly one tensor matches; the message lists the matches, or what the snapshot has.
         SnapshotCorruptError
             ``row_checksum``, ``arrow_invalid``, ``arrow_null``, ``column_mismatch``, the tensor's own broken
             invariants, ``page_checksum`` with ``verify``; ``companion_missing``: the snapshot is partial and the

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import fsspec
+import numpy as np
 from fsspec.callbacks import Callback, NoOpCallback
 
 from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN
 from hurray_arrow.errors import Problem, SnapshotCorruptError
 from hurray_arrow.ops.select import Positions, Which
 from hurray_arrow.snapshot.checksums import page_problems
-from hurray_arrow.snapshot.entries import Entry, IntSelector, exact_selectors
+from hurray_arrow.snapshot.entries import Entry, IntSelector, exact_selectors, held_values, select_entries
 from hurray_arrow.snapshot.expectations import check_facts, check_metadata
 from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.opening import open_snapshot
@@ -117,7 +118,8 @@ def copy_snapshot(
     Raises
     ------
     LookupError
-        No tensor is of a layer that is named; no such sequence.
+        No tensor is of a layer that is named; no such sequence. See
+        :class:`~hurray_arrow.snapshot.entries.Selectors`.
     FileExistsError
         The destination exists and ``overwrite`` is False.
     SnapshotCorruptError, SnapshotIncompleteError, SnapshotMismatchError
@@ -186,11 +188,13 @@ def _opened(
 def _chosen(entries: Sequence[Entry], layer_index: IntSelector) -> list[Entry]:
     if layer_index is None:
         return list(entries)
-    wanted = {layer_index} if isinstance(layer_index, int) else set(layer_index)
-    missing = sorted(wanted - {entry.layer_index for entry in entries})
+    chosen = select_entries(entries, layer_index=layer_index)
+    wanted = [layer_index] if isinstance(layer_index, int | np.integer) else list(layer_index)
+    missing = sorted({int(layer) for layer in wanted if layer is not None} - {entry.layer_index for entry in chosen})
     if missing:
-        raise LookupError(f"no tensor is of layer_index {missing}")
-    return [entry for entry in entries if entry.layer_index in wanted]
+        held = held_values("layer_index", entries)
+        raise LookupError(f"no tensor is of layer_index {missing}; the snapshot has {held or 'no tensors'}")
+    return chosen
 
 
 def _kept_encoding(source: Source, profile: str) -> str | None:

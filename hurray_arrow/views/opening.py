@@ -6,9 +6,10 @@ Spec: house rules, "Selectors".
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import signature
 from typing import Any
 
-from hurray_arrow.snapshot.entries import IntSelector, StrSelector
+from hurray_arrow.snapshot.entries import SELECTORS, IntSelector, RoleSelector, StrSelector
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.views.pages import PagesView
 from hurray_arrow.views.selection import Selection, SequenceSelector
@@ -28,7 +29,7 @@ def open_view(
     columns: Iterable[str] | None = None,
     layer_index: IntSelector = None,
     layer_name: StrSelector = None,
-    kv_role: StrSelector = None,
+    kv_role: RoleSelector = None,
     kv_group: IntSelector = None,
     component: StrSelector = None,
     sequence: SequenceSelector = None,
@@ -45,7 +46,8 @@ def open_view(
     columns
         Which columns, in which order; ``None`` for all. What only other columns need is neither read nor worked out.
     layer_index, layer_name, kv_role, kv_group, component
-        One value or several; what is not given admits all.
+        One value or several; what is not given admits all. Where they admit no tensor the view has no rows:
+        :class:`~hurray_arrow.snapshot.entries.Selectors`.
     sequence
         Places from 0 or ids, one or several. ``tensors`` has no sequences and takes it as no filter.
     **options
@@ -61,8 +63,10 @@ def open_view(
     ------
     ValueError
         No such view, column or kind of values.
+    TypeError
+        No such option.
     KeyError, IndexError
-        No sequence of this id, or at this place.
+        None of the tensors has a sequence of this id, or at this place.
     UnsupportedError
         What tools mishandle, or one column cannot hold; see the views.
     """
@@ -77,4 +81,19 @@ def open_view(
         kv_group=kv_group,
         component=component,
     )
-    return VIEWS[view](selection, columns=columns, **options)
+    return make_view(view, selection, columns=columns, **options)
+
+
+def make_view(view: str, selection: Selection, **options: Any) -> View:
+    """Make a view by its name.
+
+    Raises
+    ------
+    TypeError
+        The view has no such option.
+    """
+    kind = VIEWS[view]
+    taken = [name for name in signature(kind).parameters if name != "selection"]
+    if foreign := sorted(set(options) - set(taken)):
+        raise TypeError(f"{view}: no option {foreign}: expected some of {[*SELECTORS, 'sequence', *taken]}")
+    return kind(selection, **options)

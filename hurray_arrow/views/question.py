@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hurray_arrow.snapshot.entries import SELECTORS
 from hurray_arrow.snapshot.reader import Snapshot
-from hurray_arrow.views.opening import VIEWS
+from hurray_arrow.views.opening import VIEWS, make_view
 from hurray_arrow.views.selection import Selection
 from hurray_arrow.views.values import STATISTICS
 from hurray_arrow.views.view import URL_FIELD, View
@@ -97,7 +97,7 @@ class Question:
             As :func:`~hurray_arrow.views.open_view`.
         """
         selectors = {name: value for name, value in self.filters.items() if name != "sequence"}
-        return VIEWS[self.view](Selection.of(snapshot, **selectors), **self.options)
+        return make_view(self.view, Selection.of(snapshot, **selectors), **self.options)
 
     def schema_of(self, full_schema: pa.Schema) -> pa.Schema:
         """Return the schema of the answers.
@@ -153,7 +153,7 @@ class Question:
             Each of some MiB; none without rows.
         """
         selection = Selection.of(snapshot, every=False, tensors=tensors, **self.filters)
-        view = VIEWS[self.view](selection, **self.options).within(page_range)
+        view = make_view(self.view, selection, **self.options).within(page_range)
         schema = self.schema_of(view.full_schema)
         if self.condition is None:
             needed = [name for name in schema.names if name != URL_FIELD.name] or view.columns[:1]

@@ -61,7 +61,8 @@ class Selection:
         Raises
         ------
         KeyError, IndexError
-            No group among the tensors selected has a sequence of this id, or at this place.
+            No group of the tensors selected has a sequence of this id, or at this place. Where no tensor is selected
+            there is nothing to ask, and no offence is taken.
         """
         chosen = snapshot.select(**selectors)
         entries = tuple(entry for entry in chosen if tensors is None or entry.tensor_index in tensors)
@@ -125,7 +126,8 @@ def _places(snapshot: Snapshot, entries: Iterable[Entry], sequence: SequenceSele
     wanted = wanted_sequences(sequence)
     asked = set(wanted)
     missing = set(wanted)
-    places = {}
+    places: dict[int, npt.NDArray[np.int64]] = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for kv_group in sorted({entry.kv_group for entry in entries}):
         tables = snapshot.group_tables(kv_group)
         num_seqs, ids = tables.seq_ptr.size - 1, tables.sequences.ids or ()
@@ -133,8 +135,17 @@ def _places(snapshot: Snapshot, entries: Iterable[Entry], sequence: SequenceSele
         named = {place for place, name in enumerate(ids) if name in asked}
         missing -= {*found, *(ids[place] for place in named)}
         places[kv_group] = np.array(sorted(found | named), np.int64)
-    for each in wanted if every else ():
+        sizes[kv_group] = (num_seqs, sum(name is not None for name in ids))
+    for each in wanted if every and places else ():
         if each in missing:
-            error = KeyError if isinstance(each, str) else IndexError
-            raise error(f"no sequence {each!r} in the kv_groups {sorted(places)}")
+            raise _no_sequence(each, sizes)
     return places
+
+
+def _no_sequence(which: int | str, sizes: Mapping[int, tuple[int, int]]) -> LookupError:
+    some = list(sizes.items())[:4]
+    there = [f"kv_group {kv_group} has {num_seqs}, {named} of them with an id" for kv_group, (num_seqs, named) in some]
+    more = f"; … ({len(sizes)} kv_groups)" if len(sizes) > 4 else ""
+    if isinstance(which, str):
+        return KeyError(f"no sequence has the id {which!r}: {'; '.join(there)}{more}")
+    return IndexError(f"no sequence {which}, they are numbered from 0: {'; '.join(there)}{more}")

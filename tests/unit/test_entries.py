@@ -5,6 +5,7 @@ import pytest
 
 from hurray_arrow.snapshot.entries import SELECTORS, entries_of, one_entry, select_entries
 from hurray_arrow.snapshot.index import Index, IndexRow
+from hurray_arrow.spec import KvRole
 
 
 def row(tensor_index, *, page_offset=0, num_pages=7, offset=1024, **fields):
@@ -94,7 +95,31 @@ def test_numbers_select_layers_whatever_integer_they_are():
     assert numbers(select_entries(ENTRIES, layer_index=np.array([2, 3]), kv_role="key")) == [0, 2]
 
 
-@pytest.mark.parametrize("role", ["Key", "k", "keys", ("key", "values"), ""])
+def test_roles_are_members_too():
+    assert numbers(select_entries(ENTRIES, layer_index=3, kv_role=KvRole.VALUE)) == [3]
+    assert numbers(select_entries(ENTRIES, kv_role=[KvRole.KEY, "fused"])) == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "selectors",
+    [
+        {"layer_index": "3"},
+        {"layer_index": 3.0},
+        {"layer_index": slice(0, 4)},
+        {"layer_index": [2, "3"]},
+        {"kv_group": "0"},
+        {"layer_name": 3},
+        {"component": b"values"},
+        {"layer": 3},
+    ],
+)
+def test_what_no_snapshot_can_have_is_no_empty_snapshot(selectors):
+    with pytest.raises(TypeError) as caught:
+        select_entries(ENTRIES, **selectors)
+    assert next(iter(selectors)) in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["Key", "k", "keys", ("key", "values"), "", b"key", 0, ["key", None]])
 def test_a_role_that_does_not_exist_is_no_empty_snapshot(role):
     with pytest.raises(ValueError):
         select_entries(ENTRIES, kv_role=role)

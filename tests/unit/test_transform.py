@@ -117,9 +117,13 @@ def test_layers(path, copy):
     copy_snapshot(path, copy, layer_index=[7, 3], overwrite=True)
     assert len(read_all(copy)) == 6
     assert metadata_of(copy)["groups"] == GROUPS
-    with pytest.raises(LookupError, match=r"\[5, 9\]"):
+    with pytest.raises(LookupError, match=r"\[5, 9\]; the snapshot has 3, 7, None"):
         copy_snapshot(path, copy, layer_index=[9, 3, 5], overwrite=True)
+    with pytest.raises(TypeError, match="layer_index: '3'"):
+        copy_snapshot(path, copy, layer_index="3", overwrite=True)
     assert len(read_all(copy)) == 6
+    copy_snapshot(path, copy, layer_index=np.int64(7), overwrite=True)
+    assert all(map(is_same, read_all(copy), layers()[3:6]))
 
 
 @pytest.mark.parametrize("profile", ["share", "archive"])

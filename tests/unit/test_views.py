@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -262,10 +264,25 @@ def test_filters_leave_what_they_name(tmp_path):
         assert column(snapshot.tokens(values="float32", sequence=[3], kv_role="key", component="values")).shape == (
             4, 3, 11,
         )  # fmt: skip
-        assert rows(snapshot.tokens(layer_index=99)) == []
+        assert indexes(layer_index=3, kv_role=ha.KvRole.VALUE) == [1]
+        for sequence in (None, 0, "nobody"):
+            # Nothing is selected, so that nothing is asked of sequences; as read_sequences.
+            assert rows(snapshot.tokens(layer_index=99, sequence=sequence)) == []
+            assert snapshot.read_sequences(sequence, layer_index=99).tensors == ()
         for wrong, error in (("nobody", KeyError), (4, IndexError), (-1, IndexError)):
-            with pytest.raises(error):
+            with pytest.raises(error) as caught:
                 snapshot.tokens(sequence=wrong)
+            assert all(said in str(caught.value) for said in (str(wrong), "kv_group 0 has 4", "kv_group 1 has "))
+
+
+@pytest.mark.parametrize("door", ["tensors", "sequences", "pages", "tokens", "iter_tensors", "read_sequences", "read"])
+def test_a_role_that_is_none_and_an_option_that_is_none_are_refused_at_every_door(tmp_path, door):
+    with written(tmp_path, make_tensor()) as snapshot:
+        call = partial(snapshot.read_sequences, None) if door == "read_sequences" else getattr(snapshot, door)
+        with pytest.raises(ValueError, match="expected key, value or fused"):
+            list(call(kv_role="keys") or ())
+        with pytest.raises(TypeError, match=r"\['layer'\]: expected some of \['layer_index'"):
+            list(call(layer=3) or ())
 
 
 def test_columns_come_in_the_order_asked_for(tmp_path):
