@@ -16,13 +16,14 @@ from hurray_arrow.engines.layouts import PagePart
 from hurray_arrow.engines.page_copies import Int64Array, Words, reading_pages
 from hurray_arrow.engines.tables import PageTables
 from hurray_arrow.errors import CopyRequiredError, LayoutError
+from hurray_arrow.ops.page_table import entry_fills, first_use, page_fills
 from hurray_arrow.quantization import Quantization
 from hurray_arrow.schemes import PerTensor
 from hurray_arrow.sequences import Sequences
+from hurray_arrow.spec import UINT32_MAX
 from hurray_arrow.tensor import BlockPagedTensor
 
 PAGES = ("referenced", "all")
-_UINT32_MAX = 2**32 - 1
 
 
 def capture_cache(
@@ -150,29 +151,14 @@ def _choose(group: CacheGroup, parts: Mapping[str, list[PagePart]], pages: str) 
     flat = np.concatenate([*tables.pages, np.empty(0, np.int64)])
     seq_ptr = np.zeros(tables.num_seqs + 1, np.int64)
     seq_ptr[1:] = np.cumsum([ids.size for ids in tables.pages])
-    page_ids = None
+    page_ids, filled = None, np.empty(0, np.int64)
     if pages == "referenced":
-        ids, first_use, entries = np.unique(flat, return_index=True, return_inverse=True)
-        order = np.argsort(first_use)
-        numbers = np.empty(ids.size, np.int64)
-        numbers[order] = np.arange(ids.size)
-        page_ids, flat = ids[order], numbers[entries]
-        num_pages = ids.size
-    index = np.uint32 if max(num_pages, flat.size) <= _UINT32_MAX else np.uint64
-    filled = np.zeros(num_pages, np.int64) if pages == "referenced" else np.empty(0, np.int64)
-    if page_ids is not None:
-        np.maximum.at(filled, flat, _filled_slots(tables))
+        page_ids, flat = first_use(flat)
+        num_pages = page_ids.size
+        fills = entry_fills(seq_ptr, tables.seq_lens, page_size=tables.page_size)
+        filled = page_fills(flat, fills, num_pages=num_pages)
+    index = np.uint32 if max(num_pages, flat.size) <= UINT32_MAX else np.uint64
     return _Selection(page_ids, flat.astype(index), seq_ptr.astype(index), filled)
-
-
-def _filled_slots(tables: PageTables) -> Int64Array:
-    """Give for each entry of the joined tables how many slots of its page its sequence fills."""
-    size = tables.page_size
-    filled = [
-        np.minimum(tokens - np.arange(ids.size, dtype=np.int64) * size, size)
-        for ids, tokens in zip(tables.pages, tables.seq_lens.tolist(), strict=True)
-    ]
-    return np.concatenate([*filled, np.empty(0, np.int64)])
 
 
 def _pools(

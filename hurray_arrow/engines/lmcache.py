@@ -94,23 +94,16 @@ def export_cache(
     if page_size < 1:
         raise LayoutError(f"page_size {page_size}, expected 1 or more", expected=1, actual=page_size)
     layout_of(LAYOUTS, layout)
-    taken = [_sequence(parts, layout, layer_names, f"chunks[{s}]", element_type) for s, parts in enumerate(chunks)]
-    first = next((words for words, element in taken if element is not None), None)
-    if first is None:
-        raise LayoutError("chunks: none, so that no size is known", expected=1, actual=0)
-    roles, element = first.shape[0], next(element for _, element in taken if element is not None)
-    content = first.shape[3]
+    rows, element = _alike(
+        [_sequence(parts, layout, layer_names, f"chunks[{s}]", element_type) for s, parts in enumerate(chunks)]
+    )
+    roles, _, _, content = rows[0].shape
     if num_heads < 1 or content % num_heads:
         message = f"axis C has {content}, expected a multiple of num_heads {num_heads}"
         raise LayoutError(message, expected=num_heads, actual=content)
     formats = _formats(layer_names, layout, page_size=page_size, scales=scales)
     for form in formats.values():
         form.check_scales(element)
-    rows = [words if known is not None else first[:, :, :0] for words, known in taken]
-    for s, ((words, known), row) in enumerate(zip(taken, rows, strict=True)):
-        if known not in (None, element) or row.shape[3] != content:
-            message = f"chunks[{s}]: {known} of {words.shape[3]}, expected {element} of {content}"
-            raise LayoutError(message, expected=[str(element), content], actual=[str(known), words.shape[3]])
     lengths = [row.shape[2] for row in rows]
     names = ("fused",) if roles == 1 else ("key", "value")
     places = [(layer, role) for layer in range(len(layer_names)) for role in range(roles)]
@@ -139,6 +132,19 @@ def export_cache(
             )
         )
     return tensors
+
+
+def _alike(taken: Sequence[tuple[Words, ElementType | None]]) -> tuple[list[Words], ElementType]:
+    """Give the arrays of sequences, which have one element type and size; one without chunks gets them from others."""
+    first, element = next(((words, known) for words, known in taken if known is not None), (None, None))
+    if first is None or element is None:
+        raise LayoutError("chunks: none, so that no size is known", expected=1, actual=0)
+    content = first.shape[3]
+    for s, (words, known) in enumerate(taken):
+        if known is not None and (known != element or words.shape[3] != content):
+            message = f"chunks[{s}]: {known} of {words.shape[3]}, expected {element} of {content}"
+            raise LayoutError(message, expected=[str(element), content], actual=[str(known), words.shape[3]])
+    return [first[:, :, :0] if known is None else words for words, known in taken], element
 
 
 def _token_rows(rows: Sequence[Words], place: tuple[int, int], *, num_heads: int) -> TokenRows:

@@ -7,9 +7,9 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from hurray_arrow.engines.page_copies import Copies, Int64Array, Words, writing_
 from hurray_arrow.engines.tables import pages_of_blocks
 from hurray_arrow.errors import LayoutError
 
+#: ``(page id, first slot, stored page, first slot, slots)`` of what is moved in a piece.
+Piece: TypeAlias = tuple[int, int, int, int, int]
 #: An entry of ``block_ids`` that names no page.
 NO_PAGE = -1
 
@@ -34,14 +36,14 @@ class PageMoves:
     whole_ids, whole_sources
         int64: pages that are moved whole, and the stored pages that they come from.
     pieces
-        ``(page id, first slot, stored page, first slot, slots)`` of what is moved in pieces.
+        What is moved in pieces.
     """
 
     page_ids: Int64Array
     block_ids: Int64Array
     whole_ids: Int64Array
     whole_sources: Int64Array
-    pieces: tuple[tuple[int, int, int, int, int], ...]
+    pieces: tuple[Piece, ...]
 
     def check_bounds(self, num_pages: int, *, where: str) -> None:
         """Refuse pages that the pool does not have.
@@ -177,27 +179,37 @@ def plan_moves(
     at = np.searchsorted(starts, begins, side="right") - 1
     if page_size == stored_page_size and starts.size:
         whole = (at >= 0) & (starts[at] == begins) & (ends - begins == page_size) & (lengths[at] == page_size)
-    pieces: list[tuple[int, int, int, int, int]] = []
+    pieces: list[Piece] = []
     for place in np.flatnonzero(~whole).tolist():
-        page, begin, end, stored = int(pages[place]), int(begins[place]), int(ends[place]), int(at[place])
-        position = begin
-        while position < end:
-            inside = position - int(starts[stored]) if 0 <= stored < starts.size else -1
-            count = min(int(lengths[stored]) - inside, end - position) if inside >= 0 else 0
+        begin, end = int(begins[place]), int(ends[place])
+        for position, stored, inside, count in _stored_runs(begin, end, int(at[place]), starts=starts, lengths=lengths):
             if count <= 0:
                 message = f"{where}: position {position} is not stored (page {position // page_size} of the sequence)"
                 raise LayoutError(message, expected=position, actual=None)
-            pieces.append((page, position - begin, int(stored_ids[stored]), inside, count))
-            position += count
-            stored += 1
-    used = _blocks_used(pages, ratio=ratio, block_stride=block_stride)
+            pieces.append((int(pages[place]), position - begin, int(stored_ids[stored]), inside, count))
     return PageMoves(
         page_ids=pages,
-        block_ids=used,
+        block_ids=_blocks_used(pages, ratio=ratio, block_stride=block_stride),
         whole_ids=pages[whole],
         whole_sources=stored_ids[at[whole]] if starts.size else stored_ids[:0],
         pieces=tuple(pieces),
     )
+
+
+def _stored_runs(
+    begin: int, end: int, stored: int, *, starts: Int64Array, lengths: Int64Array
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the runs of positions ``[begin, end)`` that lie in one stored page each, from page ``stored`` on.
+
+    A run is ``(position, stored page, first slot, slots)``; one of no slots stands for a position that is not stored.
+    """
+    position = begin
+    while position < end:
+        inside = position - int(starts[stored]) if 0 <= stored < starts.size else -1
+        count = min(int(lengths[stored]) - inside, end - position) if inside >= 0 else 0
+        yield position, stored, inside, count
+        position += count
+        stored += 1
 
 
 def _engine_pages(

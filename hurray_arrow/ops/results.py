@@ -20,7 +20,7 @@ from hurray_arrow.ops.parameters import lay_parameters, read_parameters
 from hurray_arrow.quantization import Quantization
 from hurray_arrow.schemes import PerBlock
 from hurray_arrow.sequences import Sequences
-from hurray_arrow.spec import UINT32_MAX, IndexType, KvRole
+from hurray_arrow.spec import MIN_ALIGNMENT_BYTES, UINT32_MAX, IndexType, KvRole
 from hurray_arrow.tensor import BlockPagedTensor
 
 IndexArray: TypeAlias = npt.NDArray[Any]
@@ -113,12 +113,6 @@ def rebuilt(
     if page_pool is not None:
         pool = shape_pool(page_pool, old.element_type, num_pages=num_pages, page_shape=page_shape)
     buffers = (pool, block_table, seq_ptr, *(tensor.quantization_buffers if parameters is None else parameters))
-    own = (tensor.page_pool, tensor.block_table, tensor.seq_ptr, *tensor.quantization_buffers)
-    # The alignment describes memory, so a handle outlives an operation only with its buffer.
-    handles = tuple(
-        BufferHandle(byte_size=array.nbytes, alignment=handle.alignment if array is mine else 64)
-        for array, mine, handle in zip(buffers, own, old.buffers, strict=True)
-    )
     descriptor = BlockPagedDescriptor(
         element_type=old.element_type,
         shape=(tables.total_tokens, *page_shape[1:]),
@@ -128,7 +122,7 @@ def rebuilt(
         kv_role=old.kv_role if kv_role is None else kv_role,
         layer_index=old.layer_index,
         index_type=index_type,
-        buffers=handles,
+        buffers=_handles(tensor, buffers),
         quantization=old.quantization if quantization is None else quantization,
         statistics=statistics,
     )
@@ -142,6 +136,15 @@ def rebuilt(
         layer_name=tensor.layer_name,
         component=tensor.component,
         kv_group=tensor.kv_group,
+    )
+
+
+def _handles(tensor: BlockPagedTensor, buffers: tuple[npt.NDArray[Any], ...]) -> tuple[BufferHandle, ...]:
+    """Give the handles of a result's buffers: the alignment describes memory, so it stays with the tensor's own."""
+    own = (tensor.page_pool, tensor.block_table, tensor.seq_ptr, *tensor.quantization_buffers)
+    return tuple(
+        BufferHandle(byte_size=array.nbytes, alignment=handle.alignment if array is mine else MIN_ALIGNMENT_BYTES)
+        for array, mine, handle in zip(buffers, own, tensor.descriptor.buffers, strict=True)
     )
 
 

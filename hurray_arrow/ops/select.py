@@ -19,6 +19,7 @@ from hurray_arrow.ops.page_table import IndexArray, Int64Array, first_use, regro
 from hurray_arrow.ops.parameters import check_movable
 from hurray_arrow.ops.ranges import HalfOpen, half_open, is_half_open
 from hurray_arrow.ops.results import Tables, moved, rebuilt
+from hurray_arrow.spec import UINT64_MAX
 from hurray_arrow.tensor import BlockPagedTensor
 
 #: A sequence by its place or by its id.
@@ -232,7 +233,7 @@ def _stored_before(position: int, positions: UInt64Array | None, *, tokens: int,
     if positions is None:
         return min(position, tokens)
     # Python's own comparison: a position may be larger than uint64 holds.
-    page = np.searchsorted(positions, np.uint64(min(position, 2**64 - 1)), side="right") - 1
+    page = np.searchsorted(positions, np.uint64(min(position, UINT64_MAX)), side="right") - 1
     if page < 0:
         return 0
     return min(int(page) * page_size + min(position - int(positions[page]), page_size), tokens)
