@@ -165,6 +165,11 @@ class Sequences:
         """Give the sum of the lengths that are known, in tokens."""
         return 0 if self.seq_lens is None else sum_of(self.seq_lens)
 
+    def with_seq_lens(self, seq_lens: Sequence[int | None]) -> Sequences:
+        """Give the same facts with these lengths in tokens."""
+        facts = {name: getattr(self, name) for name in FACT_NAMES if name != "seq_lens"}
+        return Sequences(seq_lens=seq_lens, **facts)
+
     def sizes(self) -> dict[str, int]:
         """Give the number of entries of each fact that is there."""
         return {name: len(getattr(self, name)) for name in FACT_NAMES if getattr(self, name) is not None}

@@ -6,6 +6,7 @@ Spec: snapshot format, sections 2, 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,7 +15,8 @@ import numpy.typing as npt
 
 from hurray_arrow.arrow.rows import Row, Tables, refuse
 from hurray_arrow.arrow.tensor_rows import aligned, tables_of, tensor_from_rows
-from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.entries import Entry, Layer, check_entry
 from hurray_arrow.snapshot.groups import missing_components
@@ -53,6 +55,7 @@ class CheckedTensors:
         self.metadata = dict(metadata)
         self._rows = rows
         self._tables: dict[int, Tables] = {}
+        self._descriptors: dict[int, bytes | None] = {}
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -83,7 +86,9 @@ class CheckedTensors:
         return tables_of(row, group)
 
     def group_tables(self, kv_group: int) -> Tables:
-        """Return block table, seq_ptr and sequences of a kv_group as stored, pages untouched.
+        """Return block table, seq_ptr and sequences of a kv_group, pages untouched.
+
+        As stored, but that a single sequence is as long as the first tensor's descriptor says.
 
         Raises
         ------
@@ -94,7 +99,18 @@ class CheckedTensors:
         """
         if kv_group not in self._first_of_group:
             raise LookupError(f"no tensor is of kv_group {kv_group}")
-        return self._tables_of_group(kv_group)
+        tables = self._tables_of_group(kv_group)
+        if tables.seq_ptr.size != 2 or tables.sequences.seq_lens is not None:
+            return tables
+        total_tokens = self._descriptor_of_group(kv_group).total_tokens
+        return replace(tables, sequences=tables.sequences.with_seq_lens([total_tokens]))
+
+    def _descriptor_of_group(self, kv_group: int) -> BlockPagedDescriptor:
+        """Return the descriptor of the group's first tensor, whose row has been read for its tables."""
+        try:
+            return BlockPagedDescriptor.decode(self._descriptors[kv_group] or b"")
+        except InvalidDescriptorError as error:
+            raise SnapshotCorruptError(error.problems, url=self.url) from error
 
     def _tables_of_group(self, kv_group: int, row: Row | None = None) -> Tables:
         """Return the group's tables, read once from its first tensor and kept 64-byte aligned for all of them."""
@@ -105,6 +121,7 @@ class CheckedTensors:
             found = tables_of(own, None)
             group = Tables(aligned(found.seq_ptr), aligned(found.block_table), found.sequences)
             self._tables[kv_group] = group
+            self._descriptors[kv_group] = own.descriptor
         return group
 
     @cached_property

@@ -162,6 +162,15 @@ def test_lengths_that_nobody_recorded(run, tmp_path):
     assert group["total_tokens"] is None
 
 
+def test_a_single_sequence_is_as_long_as_its_tensor_says(run, tmp_path):
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((3, 5, 2, 7), np.int8), block_tables=[[2, 0]], token_ids=[range(8)], total_tokens=8, kv_role="key"
+    )
+    path = tmp_path / "one.arrow"
+    ha.write_snapshot(path, [tensor])
+    assert "group 0: 1 tensor, 1 sequence, 8 tokens" in run("inspect", path).stdout
+
+
 def test_a_narrow_terminal_cuts_nothing(path):
     """A real terminal of 60 columns, made with a pseudo-terminal."""
     leader, follower = pty.openpty()

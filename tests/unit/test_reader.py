@@ -16,6 +16,7 @@ from hurray_arrow import (
     SnapshotCorruptError,
     SnapshotMismatchError,
     UnsupportedError,
+    copy_snapshot,
     open_snapshot,
     write_snapshot,
 )
@@ -30,6 +31,21 @@ def path(tmp_path):
     made = tmp_path / "s.arrow"
     write_snapshot(made, small_tensors(), metadata=METADATA, page_align_bytes=64)
     return made
+
+
+@pytest.mark.parametrize("profile", ["share", "archive"])
+def test_the_length_of_a_single_sequence_is_total_tokens(tmp_path, profile):
+    path, copy = tmp_path / "one.arrow", tmp_path / "copy.arrow"
+    tensor = make_tensor(block_tables=[[3, 1]], seq_lens=None, total_tokens=13, token_ids=[range(13)], page_size=7)
+    assert tensor.sequences.seq_lens is None
+    write_snapshot(path, [tensor], profile=profile)
+    copy_snapshot(path, copy, tokens=(0, 9))
+    with open_snapshot(path) as snapshot, open_snapshot(copy) as copied:
+        assert snapshot.match_prefix([*range(11), 99]).num_tokens == 11
+        assert snapshot.group_tables(0).sequences.seq_lens.tolist() == [13]
+        # The tensor is as it was written.
+        assert snapshot.read().sequences.equals(tensor.sequences)
+        assert np.array_equal(copied.read().gather(0), tensor.gather(0)[:9])
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
