@@ -30,35 +30,35 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_python_blocks_run_in_order(folder):
-    names: dict[str, object] = {"prompt": PROMPT.tolist()}
-    ran = [text for language, text in BLOCKS if language == "python"]
-    for number, text in enumerate(ran):
-        exec(compile(text, f"catalog.md block {number}", "exec"), names)  # noqa: S102  the page is ours
-    assert len(ran) == 4
-    assert names["by_model"] == [("toy", None, 3, 183, pytest.approx(1, abs=10**6))]
+def run_shell(text, environment):
+    """Run lines of the page; a file of the folder is no snapshot, which is a finding and no failure of the page."""
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environment, check=False)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_page_runs(folder):
+    names: dict[str, object] = {}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    printed = []
+    for number, (language, text) in enumerate(BLOCKS):
+        if language == "sh":
+            printed.append(run_shell(text, environment))
+        else:
+            exec(compile(text, f"catalog.md block {number}", "exec"), names)  # noqa: S102  the page is ours
+    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "python", "sh", "python"]
+    found = [f"16 tokens, sequence 3: {folder / 'caches' / 'demo.arrow'}"]
+    assert printed[0].count(": 5 files") == 3
+    assert printed[1].splitlines()[-1:] == found
+    smol = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert [row[:4] for row in names["by_model"]] == [(smol, None, 1, 931), ("toy", None, 3, 183)]
     assert names["broken"] == [(str(folder / "caches" / "text.arrow"), "SnapshotIncompleteError", None)]
     assert names["incomplete_sets"] == [("s-1",)]
     assert names["windows"]["window_tokens"].to_list() == [6, 6, 6]
-    assert [match[2] for match in names["found"]] == [97, 42, 23]
-
-
-def test_commands_work(folder):
-    commands = [text for language, text in BLOCKS if language == "sh"]
-    assert len(commands) == 2
-    bin_folder = str(Path(sys.executable).parent)
-    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
-    for text in commands:
-        # One file is no snapshot, which is a finding and not a failure of the page.
-        program = text.replace("s3://bucket/caches", "caches")
-        done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, env=environment, check=False)
-        assert done.stderr == ""
-        assert "no snapshot holds any of it" in done.stdout or ": 4 files" in done.stdout
-    assert {path.name for path in folder.glob("*.*")} == {"catalog.parquet", "tensors.parquet", "catalog.key"}
-    (folder / "question.json").write_text(json.dumps({"token_ids": PROMPT.tolist(), "tenant": "t-1"}))
-    command = ["hurray-arrow", "find-prompt", "catalog.parquet", "question.json", "--key-file", "catalog.key"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["97", "42", "23"]
+    assert [match[1:3] for match in names["found"]] == [(3, 37)]
+    Path("question.json").write_text(json.dumps({"token_ids": PROMPT.tolist(), "tenant": "t-1"}))
+    answer = run_shell("hurray-arrow find-prompt catalog.parquet question.json --key-file catalog.key", environment)
+    assert [line.split()[0] for line in answer.splitlines()] == ["97", "42", "23"]
 
 
 @pytest.mark.parametrize("rows", SCHEMAS)
