@@ -26,6 +26,7 @@ autodoc_typehints = "none"  # signatures have short names; types stand in the do
 autodoc_default_options = {"members": True}
 autodoc_preserve_defaults = True
 napoleon_google_docstring = False
+napoleon_custom_sections = ["Specification"]
 python_use_unqualified_type_names = True
 
 # A reference to a name of this package has to lead somewhere; those of other libraries would need a network.
@@ -44,10 +45,13 @@ html_show_search_summary = False
 html_theme_options = {"top_of_page_buttons": []}
 
 
-def _spec_as_note(*arguments: Any) -> None:
-    """Let a docstring's last line, "Spec: …", stand by itself."""
+def _spec_as_section(*arguments: Any) -> None:
+    """Let a docstring's "Spec: …" be a section: by itself it would be one more exception of the section before it."""
     lines: list[str] = arguments[-1]
-    lines[:] = [line.replace("Spec: ", "*Spec:* ", 1) if line.startswith("Spec: ") else line for line in lines]
+    for place, line in enumerate(lines):
+        if line.startswith("Spec: "):
+            lines[place : place + 1] = ["Specification", "-------------", line.removeprefix("Spec: ")]
+            return
 
 
 def _folders_have_readmes(app: Any, page: str, content: list[str]) -> None:
@@ -63,5 +67,6 @@ def _folders_have_readmes(app: Any, page: str, content: list[str]) -> None:
 
 def setup(app: Any) -> None:
     """Connect what Sphinx calls."""
-    app.connect("autodoc-process-docstring", _spec_as_note)
+    # Before napoleon, which reads sections.
+    app.connect("autodoc-process-docstring", _spec_as_section, priority=400)
     app.connect("source-read", _folders_have_readmes)

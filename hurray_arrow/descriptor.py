@@ -22,19 +22,9 @@ import numpy as np
 from hurray_arrow._wire import Reader
 from hurray_arrow.codec import member_or_value, read_body, read_header
 from hurray_arrow.elements import ElementType, element_type, validate_element_type
-from hurray_arrow.errors import (
-    InvalidDescriptorError,
-    Problem,
-    ProblemCode,
-    QuantizationError,
-    WireFormatError,
-)
+from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, QuantizationError, WireFormatError
 from hurray_arrow.quantization import Quantization
-from hurray_arrow.sections import (
-    BufferHandle,
-    Statistics,
-    validate_handles,
-)
+from hurray_arrow.sections import BufferHandle, Statistics, validate_handles
 from hurray_arrow.spec import (
     BLOCK_PAGED_LAYOUT_TAG,
     BLOCK_PAGED_RANK,
@@ -111,8 +101,6 @@ class BlockPagedDescriptor:
     InvalidDescriptorError
         Everything that :meth:`validate` finds. A :class:`QuantizationError` where only the scheme is wrong.
 
-    Notes
-    -----
     Spec: wire format 1; Additional Descriptor Fields.
     """
 
@@ -221,8 +209,6 @@ class BlockPagedDescriptor:
         list of Problem
             Empty for a valid descriptor. ``.field`` names the field in the specification's words.
 
-        Notes
-        -----
         Spec: wire format 1 to 4; Additional Descriptor Fields; Quantization Compatibility; Alignment.
         """
         problems = [*self._broken_versions(), *validate_element_type(self.element_type), *self._broken_fields()]
@@ -298,8 +284,6 @@ class BlockPagedDescriptor:
     def encode(self) -> bytes:
         """Return the descriptor's HRRY bytes, the same that it was decoded from.
 
-        Notes
-        -----
         Spec: wire format 1.
         """
         layer_index = NOT_LAYER_SCOPED if self.layer_index is None else self.layer_index
@@ -358,8 +342,6 @@ class BlockPagedDescriptor:
         UnsupportedError
             The descriptor is of another layout, which the message names.
 
-        Notes
-        -----
         Spec: wire format 1.
         """
         descriptor, length = cls.decode_prefix(data, permissive=permissive)

@@ -40,8 +40,7 @@ def validate_tensor(
     Returns
     -------
     list of Problem
-        The descriptor's own codes, and those of every function here and of
-        :func:`~hurray_arrow.sequence_rules.validate_sequences`.
+        The descriptor's own codes, and those of every function here and of ``sequence_rules``.
 
     Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; snapshot format section 2.
     """

@@ -128,8 +128,6 @@ def decode_quantization(data: bytes, base_offset: int = 0) -> Quantization:
         ``quantization_length_invalid``, ``quantization_scheme_invalid``, ``quantization_flags_reserved``,
         ``reserved_not_zero``.
 
-    Notes
-    -----
     Spec: wire format 3.
     """
     reader = Reader(memoryview(data), base=base_offset)
@@ -174,8 +172,6 @@ def split_parameters(
     UnsupportedError
         NF4 and MXFP have no rule for their parameters.
 
-    Notes
-    -----
     Spec: wire format 3; Per-page-slot parameters.
     """
     if isinstance(quantization, OpaqueScheme):

@@ -108,8 +108,6 @@ class PerTensor:
     extra
         Bytes of the section after the known fields, kept as they are.
 
-    Notes
-    -----
     Spec: wire format 3.
     """
 
@@ -175,8 +173,6 @@ class PerChannel:
     extra
         Bytes of the section after the known fields, kept as they are.
 
-    Notes
-    -----
     Spec: wire format 3; Quantization Compatibility.
     """
 
@@ -296,7 +292,7 @@ class PerBlock:
         if self.block_size != page_size:
             message = f"{self.block_size}, expected page_size {page_size}"
             problems.append(_problem(ProblemCode.QUANTIZATION_BLOCK_SIZE_INVALID, "block_size", message, _PAGED_SPEC))
-        elif not _is_power_of_two(self.block_size) or self.block_size < 2:
+        elif self.block_size < 2 or self.block_size.bit_count() != 1:
             message = f"{self.block_size}, expected a power of two, at least 2"
             problems.append(_problem(ProblemCode.QUANTIZATION_BLOCK_SIZE_INVALID, "block_size", message))
         return problems + _parameter_problems(self, buffer_count, tuple(SCALE_DTYPES))
@@ -331,8 +327,6 @@ class OpaqueScheme:
     extra
         Bytes of the section after the known fields, kept as they are.
 
-    Notes
-    -----
     Spec: wire format 3.
     """
 
@@ -365,7 +359,7 @@ class OpaqueScheme:
             message = f"axis {self.axis}, expected 0, 1 or 2"
             problems.append(_problem(ProblemCode.QUANTIZATION_AXIS_INVALID, "axis", message))
         low, high = _OPAQUE_BLOCK_SIZES[self.scheme_tag]
-        if not _is_power_of_two(self.block_size) or not low <= self.block_size <= high:
+        if not low <= self.block_size <= high or self.block_size.bit_count() != 1:
             message = f"{self.block_size}, expected a power of two in {low}…{high}"
             problems.append(_problem(ProblemCode.QUANTIZATION_BLOCK_SIZE_INVALID, "block_size", message))
         return problems + _index_problems("scale_buffer_index", self.scale_buffer_index, buffer_count)
@@ -391,10 +385,6 @@ SIZES_BYTES: dict[int, int] = {
     SchemeTag.NF4: OpaqueScheme.size_bytes,
     SchemeTag.MXFP: OpaqueScheme.size_bytes,
 }
-
-
-def _is_power_of_two(value: int) -> bool:
-    return value > 0 and value & (value - 1) == 0
 
 
 def _sizes(scheme: PerChannel | PerBlock, count: int) -> dict[int, int]:

@@ -59,8 +59,6 @@ class BufferHandle:
     memory_class
         0 standard, 1 host-pinned, 2 unified, 3 peer; 0xF0 to 0xFE private.
 
-    Notes
-    -----
     Spec: wire format 1, buffer handle; Alignment.
     """
 
@@ -112,8 +110,6 @@ def validate_handles(buffers: Sequence[BufferHandle]) -> list[Problem]:
         Codes ``field_out_of_range``, ``buffer_alignment_invalid``, ``device_tag_invalid``, ``sync_mode_invalid``,
         ``memory_class_invalid``, ``buffer_device_mismatch``; ``.field`` is ``buffers[i].<name>``.
 
-    Notes
-    -----
     Spec: wire format 1, buffer handle; Alignment.
     """
     problems = []
@@ -168,8 +164,6 @@ class Statistics:
     has_nan, has_inf
         0 or 1; the byte that a producer wrote is kept.
 
-    Notes
-    -----
     Spec: wire format 1, statistics.
     """
 

@@ -53,8 +53,6 @@ def small_xxh3(batch: pa.RecordBatch) -> str:
     UnsupportedError
         A column that this version does not know has a type without a hash.
 
-    Notes
-    -----
     Spec: snapshot format, section 5, "streams".
     """
     digest = xxhash.xxh3_64()

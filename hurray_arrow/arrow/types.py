@@ -50,8 +50,6 @@ class PagePoolType(pa.ExtensionType):
     page_class
         Element type, page shape and encoding of the pages.
 
-    Notes
-    -----
     Spec: snapshot format, section 1.
     """
 
@@ -141,8 +139,6 @@ class BlockTableType(pa.ExtensionType):
     storage_type
         ``list<uint32 not null>``, ``large_list<uint32 not null>`` or ``large_list<uint64 not null>``.
 
-    Notes
-    -----
     Spec: snapshot format, section 1.
     """
 

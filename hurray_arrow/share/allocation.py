@@ -116,8 +116,6 @@ def allocate(
     InvariantError, SnapshotError, UnsupportedError, ValueError
         As :func:`hurray_arrow.share.publish`.
 
-    Notes
-    -----
     Spec: snapshot format, section 5, "Fill in place".
     """
     tensors = list(specs)

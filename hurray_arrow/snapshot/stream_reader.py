@@ -92,8 +92,6 @@ def read_stream(
     SnapshotMismatchError
         The snapshot is not what ``expect`` says.
 
-    Notes
-    -----
     Spec: snapshot format, section 5, "streams".
     """
     reader = StreamReader(source, expect=expect, progress=progress)

@@ -109,8 +109,6 @@ def write_snapshot(
     ValueError
         The metadata is not the format's.
 
-    Notes
-    -----
     Spec: snapshot format, sections 2 to 5.
     """
     tensors = listed_tensors(tensors)

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["_later", "errors"],
     ["spec"],
-    ["_json", "_wire", "doors", "mappings", "packing"],
+    ["_json", "_wire", "doors", "mappings", "packing", "private_types"],
     ["elements", "schemes", "sequences"],
     ["conversions", "sections"],
     ["quantization"],
