@@ -332,7 +332,9 @@ class PagedReading(PageSharing):
         if dtype is None or dtype.kind == "c":
             raise UnsupportedError(f"values of type {descriptor.element_type} have no float32 numbers")
         if quantization is None:
-            return self._gather(runs).astype(np.float32)
+            # float64 may pass the range of float32: infinity is IEEE's answer, as it is with a scheme.
+            with np.errstate(over="ignore", invalid="ignore"):
+                return self._gather(runs).astype(np.float32)
         scales, zero_points = split_parameters(
             quantization,
             dict(enumerate(self.quantization_buffers, FIRST_PARAMETER_BUFFER)),

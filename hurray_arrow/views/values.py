@@ -135,16 +135,18 @@ class Scratch:
     _KEPT = 4
 
     def __init__(self) -> None:
-        self._blocks: list[Float32Array] = []
+        # The first is never given out, so that it counts the references of a block that nobody holds.
+        self._blocks: list[Float32Array] = [np.empty(0, np.float32)]
 
     def take(self, size_elems: int) -> Float32Array:
         """Return float32 ``[size_elems]``, not initialised."""
-        for block in self._blocks:
-            # The list, the loop and the question itself: any other reference is a batch's.
-            if block.size >= size_elems and sys.getrefcount(block) == 3:
-                return block[:size_elems]
+        for place in range(1, len(self._blocks)):
+            # Pythons differ in what the question itself adds, 3.14 borrows: any more than the first has is a batch's.
+            unused = sys.getrefcount(self._blocks[place]) == sys.getrefcount(self._blocks[0])
+            if unused and self._blocks[place].size >= size_elems:
+                return self._blocks[place][:size_elems]
         block = np.empty(size_elems, np.float32)
-        self._blocks = [block, *self._blocks[: self._KEPT - 1]]
+        self._blocks[1:] = [block, *self._blocks[1 : self._KEPT]]
         return block[:]
 
 

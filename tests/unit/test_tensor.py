@@ -20,7 +20,7 @@ from hurray_arrow.errors import (
     UnknownSequenceLengthError,
     UnsupportedError,
 )
-from hurray_arrow.quantization import PerBlock
+from hurray_arrow.quantization import PerBlock, PerTensor
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
 from tests.sample import (
@@ -586,6 +586,13 @@ class TestDequantize:
         tensor = make_tensor(element_type="int8")
         assert (tensor.dequantize(0) == tensor.gather(0).astype(np.float32)).all()
         assert tensor.dequantize(0).dtype == np.float32
+
+    @pytest.mark.parametrize("scheme", [None, PerTensor(1.0)], ids=["none", "per_tensor"])
+    def test_numbers_beyond_float32_are_infinite(self, scheme):
+        tensor = BlockPagedTensor.from_arrays(
+            np.full((1, 2, 1, 3), -1e300), block_tables=[[0]], seq_lens=[2], kv_role="key", quantization=scheme
+        )
+        assert (tensor.dequantize(0) == -np.inf).all()
 
     @pytest.mark.parametrize("name", ["float128", "complex64", "private_0xF7", "private_0xF2"])
     @pytest.mark.parametrize("quantization", ["none", "per_tensor"])
