@@ -9,7 +9,7 @@ Spec: block-paged layout, Buffer Table; wire-format page sections 2 and 4.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -330,19 +330,24 @@ def join_tables(block_tables: Any, index_type: IndexType | None) -> tuple[IndexA
     ------
     InvariantError
         ``page_id_out_of_range`` for an id that the index type cannot hold, such as a padding of -1;
-        ``buffer_layout`` for a rectangular table, whose padding cannot be told from pages; ``buffer_dtype``.
+        ``buffer_layout`` for a rectangular table, whose padding cannot be told from pages, and for a flat one, which
+        does not say where a sequence ends; ``buffer_dtype``.
 
     Spec: block-paged layout, Buffer Table.
     """
     if isinstance(block_tables, np.ndarray) and block_tables.ndim > 1:
         call = "[row[:n] for row, n in zip(block_tables, pages_per_sequence)]"
-        message = f"shape {block_tables.shape}: the rows of a rectangular table end in padding, cut them: {call}"
+        message = f"shape {block_tables.shape}, expected rows that end where their sequence does: {call}"
         raise InvariantError(Problem(ProblemCode.BUFFER_LAYOUT, "block_tables", message, _SPEC))
+    given = list(block_tables)
+    flat = next((s for s, row in enumerate(given) if not isinstance(row, Iterable)), None)
+    if flat is not None:
+        message = "a page id, expected a list of page ids for each sequence; a flat table is block_table= with seq_ptr="
+        raise InvariantError(Problem(ProblemCode.BUFFER_LAYOUT, f"block_tables[{flat}]", message, _SPEC))
     dtype = np.uint64 if index_type == IndexType.UINT64 else np.uint32
     code, above = ProblemCode.PAGE_ID_OUT_OF_RANGE, "" if dtype is np.uint64 else ": index_type='uint64'"
     rows: list[IndexArray] = [
-        take_integers(row, dtype, where=f"block_tables[{s}]", code=code, above=above)
-        for s, row in enumerate(block_tables)
+        take_integers(row, dtype, where=f"block_tables[{s}]", code=code, above=above) for s, row in enumerate(given)
     ]
     seq_ptr = np.zeros(len(rows) + 1, np.uint64)
     seq_ptr[1:] = np.cumsum([row.size for row in rows])

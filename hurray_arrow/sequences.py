@@ -190,8 +190,10 @@ def known_sequences(sequences: Sequences | None, facts: SequenceFacts) -> Sequen
     Raises
     ------
     TypeError
-        Both are given.
+        Both are given, or a fact that there is not.
     """
+    if unknown := sorted(set(facts) - {*FACT_NAMES, "seq_lens_known"}):
+        raise TypeError(f"no argument {', '.join(unknown)}: of sequences there are {', '.join(FACT_NAMES)}")
     if sequences is None:
         return Sequences(**facts)
     if facts:
@@ -256,6 +258,9 @@ def take_integers(
     bound = int(np.iinfo(dtype).max)
     expected = f"expected integers from 0 to {bound}"
     checked: Any = values
+    if not isinstance(values, Iterable):
+        message = f"a single {type(values).__name__}, {expected} in a list or an array"
+        raise InvariantError(Problem(ProblemCode.BUFFER_DTYPE, where, message, _SPEC))
     if isinstance(values, np.ndarray):
         if values.ndim != 1 or values.dtype.kind not in "iu" or isinstance(values, np.ma.MaskedArray):
             message = f"{values.dtype} array of {values.ndim} dimensions, {expected} in 1 dimension"
@@ -280,6 +285,8 @@ def _lengths(
 ) -> tuple[UInt64Array | None, BoolArray | None]:
     if seq_lens is None:
         return None, None
+    if not hasattr(seq_lens, "__len__"):
+        raise TypeError(f"seq_lens: expected a list or an array, one per sequence, got {type(seq_lens).__name__}")
     known = np.ones(len(seq_lens), dtype=np.bool_)
     if not isinstance(seq_lens, np.ndarray):
         known[:] = [length is not None for length in seq_lens]

@@ -394,5 +394,7 @@ def _refuse(problems: list[Problem]) -> None:
 
 def _total_tokens(sequences: Sequences, num_seqs: int) -> int:
     if num_seqs and (sequences.seq_lens is None or sequences.seq_lens_known is not None):
-        raise UnknownSequenceLengthError("seq_lens does not give the length of every sequence: pass total_tokens=")
+        raise UnknownSequenceLengthError(
+            "the length of some sequence is not known: pass seq_lens= for all, or total_tokens="
+        )
     return sequences.recorded_tokens()

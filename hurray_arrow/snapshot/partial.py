@@ -42,7 +42,8 @@ class Fetched:
     requests, fetched_bytes
         Ranges asked for, and their bytes: pages, gaps between them, and the small columns. 0 where the file is mapped.
     needed_pages, needed_bytes
-        Pages that the sequences name, and their bytes as stored (archives: of the rows that hold them).
+        Pages that the sequences name, and their bytes as stored; of archives those of the rows that hold them, without
+        a tensor's first row, which is fetched in any case.
     """
 
     requests: int = 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hurray_arrow.errors import InvariantError
-from hurray_arrow.sequences import MediaSpan, Sequences
+from hurray_arrow.sequences import MediaSpan, Sequences, known_sequences
 from tests.sample import sample_facts
 
 
@@ -80,6 +80,7 @@ def test_fitting_arrays_are_read_only_views_and_the_callers_stays_writable():
         ({"token_ids": [np.array([2**32])]}, "field_out_of_range"),
         ({"page_positions": [None, [-7]]}, "field_out_of_range"),
         ({"seq_lens": [1.0]}, "buffer_dtype"),
+        ({"token_ids": [1, 2]}, "buffer_dtype"),
         ({"seq_lens": np.array([1.5])}, "buffer_dtype"),
         ({"seq_lens": np.array([[1], [2]])}, "buffer_dtype"),
         ({"seq_lens": np.ma.array([1, 2], mask=[0, 1])}, "buffer_dtype"),
@@ -91,11 +92,24 @@ def test_integers_that_do_not_fit_are_refused(facts, code):
 
 
 @pytest.mark.parametrize(
-    "facts", [{"ids": [7]}, {"ids": "ab"}, {"tenant": [b"x"]}, {"adapter": [None, 1]}, {"media": [[(1, 2, "x")]]}]
+    "facts",
+    [
+        {"seq_lens": 7},
+        {"ids": [7]},
+        {"ids": "ab"},
+        {"tenant": [b"x"]},
+        {"adapter": [None, 1]},
+        {"media": [[(1, 2, "x")]]},
+    ],
 )
 def test_other_things_than_the_fact_are_refused(facts):
     with pytest.raises(TypeError, match=next(iter(facts))):
         Sequences(**facts)
+
+
+def test_a_fact_that_there_is_not_is_named():
+    with pytest.raises(TypeError, match="seqlens"):
+        known_sequences(None, {"seqlens": [7]})
 
 
 def test_a_media_span_fits_into_uint64():
