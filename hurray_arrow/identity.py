@@ -9,7 +9,7 @@ Spec: snapshot format, section 3 (``expect``) and section 2 (``sequences``).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from hurray_arrow import _json
@@ -82,7 +82,26 @@ def check_expected(
         if found is None and expected is None and field in _NONE_IS_A_VALUE:
             continue
         if found is None or _plain(found) != _plain(expected):
-            raise SnapshotMismatchError(field=field, expected=expected, found=found)
+            error = SnapshotMismatchError(field=field, expected=expected, found=found)
+            if found is None and (meant := _meant(field, [*(facts or {}), *_names(metadata)])):
+                error.add_note(f"did you mean {meant}?")
+            raise error
+
+
+def _names(metadata: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Give the dotted names of what the metadata says; what is under ``user`` is nobody else's."""
+    for key, value in metadata.items():
+        if prefix or key != "user":
+            yield prefix + key
+            if isinstance(value, Mapping):
+                yield from _names(value, f"{prefix}{key}.")
+
+
+def _meant(field: str, names: list[str]) -> str | None:
+    from difflib import get_close_matches
+
+    inner = [name for name in names if name.endswith(f".{field}")]
+    return next(iter(inner or get_close_matches(field, names, 1, 0.8)), None)
 
 
 def _plain(value: Any) -> Any:

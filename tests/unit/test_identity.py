@@ -72,6 +72,17 @@ def test_what_differs_or_is_absent_is_refused_with_both_values(field, expected, 
     assert (caught.value.field, caught.value.expected, caught.value.found) == (field, expected, found)
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [("revision", "model.revision"), ("modle.name", "model.name"), ("pagesize", "page_size"), ("note", None)],
+)
+def test_a_name_that_is_not_quite_right_is_put_right(field, meant):
+    metadata = {"model": {"name": "toy", "revision": "r1"}, "user": {"note": "mine"}}
+    with pytest.raises(ha.SnapshotMismatchError) as caught:
+        check_expected(metadata, {field: "x"}, facts={"page_size": 5})
+    assert getattr(caught.value, "__notes__", []) == ([f"did you mean {meant}?"] if meant else [])
+
+
 def test_no_adapter_and_no_tenant_can_be_expected():
     check_expected({}, {"adapter": None, "tenant": None})
 
