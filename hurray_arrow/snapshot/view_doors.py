@@ -23,7 +23,11 @@ class ViewDoors:
         return self._view("tensors", **options)
 
     def sequences(self: Any, **options: Any) -> pa.RecordBatchReader:
-        """Return a row per kv_group and sequence: tokens, pages, with whom it shares them; no page is read."""
+        """Return a row per kv_group and sequence: tokens, pages, how many are shared; no page is read.
+
+        Who shares them says the column ``shared_with``, which has to be named in ``columns=``: it lists pairs of
+        sequences.
+        """
         return self._view("sequences", **options)
 
     def pages(self: Any, *, values: Literal["raw", "float32"] | None = None, **options: Any) -> pa.RecordBatchReader:

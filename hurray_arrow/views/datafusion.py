@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hurray_arrow.errors import MissingDependencyError
 from hurray_arrow.snapshot.reader import Snapshot
-from hurray_arrow.views.opening import VIEWS, open_view
+from hurray_arrow.views.opening import VIEWS, open_for_queries
 
 if TYPE_CHECKING:
     import datafusion
@@ -53,7 +53,7 @@ def connect(
     from hurray_arrow.views.dataset import ViewDataset
 
     own: dict[str, Mapping[str, Any]] = {"pages": pages or {}, "tokens": tokens or {}}
-    opened = {name: open_view(snapshot, name, **selectors, **own.get(name, {})) for name in VIEWS}
+    opened = {name: open_for_queries(snapshot, name, **selectors, **own.get(name, {})) for name in VIEWS}
     made = datafusion.SessionContext() if context is None else context
     for name, view in opened.items():
         made.register_dataset(name, ViewDataset(view))

@@ -130,6 +130,16 @@ class GroupFacts:
         np.cumsum(np.bincount(pages[new], minlength=self.num_pages), out=starts[1:])
         return starts, owners[new]
 
+    @cached_property
+    def sharers(self) -> tuple[Int64Array, list[Int64Array]]:
+        """For each page the place in a list of what sequences name it, -1 where only one or none does, and the list."""
+        starts, sequences = self.shared_by
+        which = np.full(self.num_pages, -1)
+        places: dict[bytes, int] = {}
+        for page in np.flatnonzero(np.diff(starts)):
+            which[page] = places.setdefault(sequences[starts[page] : starts[page + 1]].tobytes(), len(places))
+        return which, [np.frombuffer(each, np.int64) for each in places]
+
     def page_ids(self, sequence: int) -> Int64Array:
         """Return a sequence's slice of the table."""
         return self.table[self.seq_ptr[sequence] : self.seq_ptr[sequence + 1]]

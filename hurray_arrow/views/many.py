@@ -50,8 +50,8 @@ def read_snapshots(
     view
         ``"tensors"``, ``"sequences"``, ``"pages"`` or ``"tokens"``.
     columns
-        Which columns, in which order; ``None`` for all. ``url`` is the first of them and says which snapshot a row is
-        of.
+        Which columns, in which order; ``None`` for those that :func:`~hurray_arrow.views.open_view` gives. ``url`` is
+        the first of them and says which snapshot a row is of.
     filter
         A condition on rows, over any of the view's columns and ``url``.
     storage_options, filesystem

@@ -44,7 +44,8 @@ def open_view(
     view
         ``"tensors"``, ``"sequences"``, ``"pages"`` or ``"tokens"``.
     columns
-        Which columns, in which order; ``None`` for all. What only other columns need is neither read nor worked out.
+        Which columns, in which order; ``None`` for all but ``shared_with`` of ``sequences``, which may be larger than
+        all else. What only other columns need is neither read nor worked out.
     layer_index, layer_name, kv_role, kv_group, component
         One value or several; what is not given admits all. Where they admit no tensor the view has no rows:
         :class:`~hurray_arrow.snapshot.entries.Selectors`.
@@ -82,6 +83,15 @@ def open_view(
         component=component,
     )
     return make_view(view, selection, columns=columns, **options)
+
+
+def open_for_queries(snapshot: Snapshot, view: str, **options: Any) -> View:
+    """Open a view for a tool that names the columns of each query: without ``columns=`` it offers those on demand too.
+
+    Parameters and errors as of :func:`open_view`.
+    """
+    opened = open_view(snapshot, view, **options)
+    return opened if options.get("columns") is not None else opened.with_all_columns()
 
 
 def make_view(view: str, selection: Selection, **options: Any) -> View:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hurray_arrow.errors import MissingDependencyError
 from hurray_arrow.snapshot.reader import Snapshot
-from hurray_arrow.views.opening import open_view
+from hurray_arrow.views.opening import open_for_queries
 from hurray_arrow.views.view import KEY_FIELDS, View, plain
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def scan(snapshot: Snapshot, view: str = "tensors", **options: Any) -> pl.LazyFr
         from polars.io.plugins import register_io_source
     except ImportError as error:
         raise MissingDependencyError("polars", extra="polars") from error
-    opened = open_view(snapshot, view, **options)
+    opened = open_for_queries(snapshot, view, **options)
     empty = _frame(pa.RecordBatch.from_pylist([], schema=opened.schema))
 
     def source(

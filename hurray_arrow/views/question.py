@@ -36,7 +36,7 @@ class Question:
     view
         ``"tensors"``, ``"sequences"``, ``"pages"`` or ``"tokens"``.
     columns
-        Which columns, in which order, ``url`` among them; ``None`` for all.
+        Which columns, in which order, ``url`` among them; ``None`` for all but those that the view makes on demand.
     condition
         The condition on rows, ``None`` for none.
     filters
@@ -105,7 +105,7 @@ class Question:
         Parameters
         ----------
         full_schema
-            All columns of the view.
+            All columns of the view, on demand or not.
 
         Raises
         ------
@@ -113,7 +113,8 @@ class Question:
             There is no such column.
         """
         all_fields = {each.name: each for each in [URL_FIELD, *full_schema]}
-        chosen = all_fields if self.columns is None else self.columns
+        usual = [name for name in all_fields if name not in VIEWS[self.view].ON_DEMAND]
+        chosen = usual if self.columns is None else self.columns
         unknown = [name for name in chosen if name not in all_fields]
         if unknown:
             raise ValueError(f"{self.view}: columns {unknown}, expected some of {list(all_fields)}")
@@ -153,7 +154,7 @@ class Question:
             Each of some MiB; none without rows.
         """
         selection = Selection.of(snapshot, every=False, tensors=tensors, **self.filters)
-        view = make_view(self.view, selection, **self.options).within(page_range)
+        view = make_view(self.view, selection, **self.options).within(page_range).with_all_columns()
         schema = self.schema_of(view.full_schema)
         if self.condition is None:
             needed = [name for name in schema.names if name != URL_FIELD.name] or view.columns[:1]

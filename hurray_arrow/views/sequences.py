@@ -43,13 +43,15 @@ class SequencesView(View):
     """A row per kv_group and sequence, of the groups that the tensors selected belong to.
 
     ``sequence`` is the place in the group, from 0. ``page_ids`` is its slice of block_table, ``page_positions`` the
-    position of each page's slot 0. ``shared_pages`` counts its pages that others name too, ``shared_with`` says who:
-    each other sequence, and the pages in common. ``num_tokens`` is null where nobody recorded it.
+    position of each page's slot 0. ``shared_pages`` counts its pages that others name too. ``shared_with`` says who:
+    each other sequence, and the pages in common; n sequences behind one prefix are n² pairs, so that it is made only
+    where ``columns=`` or a query names it. ``num_tokens`` is null where nobody recorded it.
 
     Spec: snapshot format section 2.
     """
 
     NAME = "sequences"
+    ON_DEMAND = frozenset({"shared_with"})
 
     @property
     def full_schema(self) -> pa.Schema:
@@ -64,7 +66,7 @@ class SequencesView(View):
             if "shared_with" in self.schema.names:
                 # Thousands of sequences behind one prefix are millions of pairs.
                 sharing = np.concatenate([[0], np.cumsum(facts.sequences_per_page[facts.table])])
-                sizes += np.diff(sharing[facts.seq_ptr])
+                sizes += np.minimum(np.diff(sharing[facts.seq_ptr]), facts.num_seqs)
             places = self.selection.places_of(entry, facts).tolist()
             for run in weighed(places, lambda sequence, sizes=sizes: int(sizes[sequence]), _WEIGHT):  # type: ignore[misc]
                 yield self._batch(_makers(kv_group, facts, run))
@@ -80,7 +82,7 @@ def _makers(kv_group: int, facts: GroupFacts, run: list[int]) -> dict[str, Calla
         "num_pages": lambda: [facts.page_ids(s).size for s in run],
         "page_ids": lambda: _lists(facts.table, facts, run),
         "shared_pages": lambda: [_shared_pages(facts, s).size for s in run],
-        "shared_with": lambda: _pairs([_shared_with(_shared_pages(facts, s), s, *facts.shared_by) for s in run]),
+        "shared_with": lambda: _pairs([_shared_with(facts, s) for s in run]),
         "page_positions": lambda: _lists(facts.first_positions, facts, run),
         "token_ids": lambda: _known(known.token_ids, run),
         "adapter": lambda: _known(known.adapter, run),
@@ -110,11 +112,14 @@ def _shared_pages(facts: GroupFacts, sequence: int) -> np.ndarray[Any, np.dtype[
     return np.unique(pages[facts.sequences_per_page[pages] > 1])
 
 
-def _shared_with(pages: Any, sequence: int, starts: Any, sequences: Any) -> tuple[Any, Any]:
+def _shared_with(facts: GroupFacts, sequence: int) -> tuple[Any, Any]:
     """Return the other sequences that have pages in common with this one, and how many each."""
-    sizes = starts[pages + 1] - starts[pages]
-    places = np.repeat(starts[pages] - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
-    others, counts = np.unique(sequences[places], return_counts=True)
+    which, sets = facts.sharers
+    # The pages of one prefix are all shared by the same sequences.
+    alike, num_pages = np.unique(which[_shared_pages(facts, sequence)], return_counts=True)
+    named = [sets[place] for place in alike]
+    others, places = np.unique(np.concatenate([*named, np.empty(0, np.int64)]), return_inverse=True)
+    counts = np.bincount(places, np.repeat(num_pages, [each.size for each in named])).astype(np.int64)
     is_other = others != sequence
     return others[is_other], counts[is_other]
 

@@ -42,7 +42,7 @@ class View(ABC):
     selection
         Which tensors and sequences.
     columns
-        Which columns, in which order; ``None`` for all.
+        Which columns, in which order; ``None`` for all but those of ``ON_DEMAND``.
 
     Raises
     ------
@@ -51,6 +51,8 @@ class View(ABC):
     """
 
     NAME: ClassVar[str]
+    #: Columns that are only made where they are named, because they may be larger than all that is asked about.
+    ON_DEMAND: ClassVar[frozenset[str]] = frozenset()
     #: Of each tensor only the pages from here up to there; ``None`` for all.
     page_range: tuple[int, int] | None = None
     #: The columns that were asked for.
@@ -81,6 +83,10 @@ class View(ABC):
         made.schema = made._schema()  # noqa: SLF001  of the same class
         return made
 
+    def with_all_columns(self) -> Self:
+        """Return the same view for a tool that names the columns of each query: those of ``ON_DEMAND`` are offered."""
+        return self.projected(self.full_schema.names)
+
     def narrowed(self, *, entries: Iterable[int] | None = None, places: Places | None = None) -> Self:
         """Return the same view of fewer tensors and sequences; see :meth:`Selection.narrowed`."""
         made = copy.copy(self)
@@ -104,7 +110,8 @@ class View(ABC):
 
     def _chosen(self, columns: Iterable[str] | None) -> tuple[str, ...]:
         names = self.full_schema.names
-        chosen = tuple(names if columns is None else [columns] if isinstance(columns, str) else columns)
+        usual = [name for name in names if name not in self.ON_DEMAND]
+        chosen = tuple(usual if columns is None else [columns] if isinstance(columns, str) else columns)
         unknown = [name for name in chosen if name not in names]
         if unknown or not chosen or len(set(chosen)) != len(chosen):
             raise ValueError(f"{self.NAME}: columns {list(chosen)}, expected some of {names}, each once")

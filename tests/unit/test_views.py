@@ -6,10 +6,13 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import hurray_arrow as ha
-from hurray_arrow.views import VIEWS, open_view
+from hurray_arrow.views import VIEWS, open_view, read_snapshots, sequences
+from hurray_arrow.views.selection import Selection
+from hurray_arrow.views.sequences import SequencesView
 from tests.sample import (
     ALL_ELEMENT_TYPES,
     BLOCK_TABLES,
@@ -99,7 +102,7 @@ def test_tensors_have_every_descriptor_field(tmp_path):
 def test_sequences_say_with_whom_they_share(tmp_path):
     facts = sample_facts()
     with written(tmp_path, make_tensor(**facts), make_tensor(layer_index=3, seed=5, **facts)) as snapshot:
-        found = rows(snapshot.sequences())
+        found = rows(snapshot.sequences(columns=SequencesView(Selection.of(snapshot)).full_schema.names))
     assert [row["page_ids"] for row in found] == [list(pages) for pages in BLOCK_TABLES]
     assert [row["num_tokens"] for row in found] == seq_lens_of(5)
     assert [row["sequence_id"] for row in found] == facts["ids"]
@@ -116,6 +119,42 @@ def test_sequences_say_with_whom_they_share(tmp_path):
     assert found[2]["token_ids"] is None
     assert found[3]["token_ids"] == [0, 1, 2, 3]
     assert found[2]["media"][1] == {"first_token": 3, "num_tokens": 1, "digest": "sha256:bb"}
+
+
+def test_pairs_of_sequences_are_made_only_where_they_are_named(tmp_path, monkeypatch):
+    path = tmp_path / "s.arrow"
+    ha.write_snapshot(path, [make_tensor(**sample_facts())])
+    pairs = []
+    monkeypatch.setattr(sequences, "_pairs", pairs.append)
+    with ha.open_snapshot(path) as snapshot:
+        asked = SequencesView(Selection.of(snapshot)).full_schema.names
+        usual = snapshot.sequences().read_all()
+        assert usual.column_names == [name for name in asked if name != "shared_with"]
+        assert read_snapshots([path], "sequences").read_all().column_names == ["url", *usual.column_names]
+    assert pairs == []
+
+
+def test_a_condition_may_be_about_what_is_not_asked_for(tmp_path):
+    path = tmp_path / "s.arrow"
+    ha.write_snapshot(path, [make_tensor(**sample_facts())])
+    condition = pc.list_value_length(pc.field("shared_with")) == 2
+    found = read_snapshots([path], "sequences", columns=["sequence"], filter=condition).read_all()
+    assert found.to_pydict() == {"sequence": [0]}
+    named = read_snapshots([path], "sequences", columns=["shared_with", "sequence"], filter=condition).read_all()
+    assert len(named["shared_with"][0]) == 2
+
+
+def test_pages_in_common_are_counted_whatever_sets_share_them(tmp_path):
+    rng = np.random.default_rng(11)
+    tables = [sorted(rng.choice(17, size, replace=False).tolist()) for size in (5, 0, 13, 7, 2, 11, 3)] + [[3, 3, 4]]
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((17, 2, 1, 1), np.float32), block_tables=tables, total_tokens=0, kv_role="key"
+    )
+    with written(tmp_path, tensor) as snapshot:
+        found = rows(snapshot.sequences(columns=["shared_with"]))
+    for place, row in enumerate(found):
+        common = {other: len(set(tables[place]) & set(pages)) for other, pages in enumerate(tables) if other != place}
+        assert row["shared_with"] == [{"sequence": s, "num_pages": n} for s, n in common.items() if n]
 
 
 def test_many_sequences_behind_one_prefix_come_in_many_batches(tmp_path):
