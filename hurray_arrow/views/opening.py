@@ -65,7 +65,7 @@ def open_view(
     ValueError
         No such view, column or kind of values.
     TypeError
-        No such option.
+        No such option, or a path in place of an open snapshot.
     KeyError, IndexError
         None of the tensors has a sequence of this id, or at this place.
     UnsupportedError

@@ -6,6 +6,7 @@ Spec: snapshot format section 2; house rules, "Selectors".
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, SupportsIndex, TypeAlias
@@ -63,7 +64,11 @@ class Selection:
         KeyError, IndexError
             No group of the tensors selected has a sequence of this id, or at this place. Where no tensor is selected
             there is nothing to ask, and no offence is taken.
+        TypeError
+            The path of a snapshot, which nobody has opened.
         """
+        if isinstance(snapshot, str | os.PathLike):
+            raise TypeError(f"snapshot: a path, expected an open snapshot: open_snapshot({os.fspath(snapshot)!r})")
         chosen = snapshot.select(**selectors)
         entries = tuple(entry for entry in chosen if tensors is None or entry.tensor_index in tensors)
         if sequence is None:

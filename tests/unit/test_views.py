@@ -407,3 +407,8 @@ def test_a_view_may_be_read_again(tmp_path):
         first, second = pa.table(view), pa.table(view)
         assert first.num_rows == 27
         assert first.equals(second)
+
+
+def test_a_path_in_place_of_a_snapshot_is_refused_with_the_call_that_opens_it():
+    with pytest.raises(TypeError, match=r"open_snapshot\('cache.arrow'\)"):
+        open_view("cache.arrow", "tokens")
