@@ -40,7 +40,9 @@ class Fetched:
     Parameters
     ----------
     requests, fetched_bytes
-        Ranges asked for, and their bytes: pages, gaps between them, and the small columns. 0 where the file is mapped.
+        Ranges asked for, and their bytes: pages, gaps between them, and each row's small columns, which are fetched
+        whole because one hash covers them: of a share row that is 8 bytes of checksum for every page of the tensor,
+        wanted or not, and in the first row of a kv_group its tables. 0 where the file is mapped.
     needed_pages, needed_bytes
         Pages that the sequences name, and their bytes as stored; of archives those of the rows that hold them, without
         a tensor's first row, which is fetched in any case.

@@ -190,7 +190,8 @@ class Snapshot(CheckedTensors, ViewDoors):
             Half-open range of positions, one for all sequences or one for each; as of :func:`hurray_arrow.ops.select`.
         gap_bytes
             Pages this close in the file are fetched in one request. ``None`` takes the plan with the least modelled
-            time.
+            time. 0 fetches no page that is not wanted; small columns come whole all the same, see
+            :class:`~hurray_arrow.snapshot.partial.Fetched`.
 
         Returns
         -------

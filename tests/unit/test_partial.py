@@ -66,6 +66,8 @@ def test_with_no_gap_only_the_needed_pages_are_fetched(tmp_path):
     small = exact.fetched_bytes - 31 * page
     [row] = snapshot._rows._places[0]
     assert small == row.body_bytes + row.metadata_bytes - row.pages_bytes
+    # The checksums of all 211 pages are among them: the row's hash covers them.
+    assert row.offset < row.checksums_offset <= row.checksums_offset + 8 * 211 <= row.pages_offset
     assert exact.requests == 31 + 2
     assert joined.requests == 1 + 2
     assert joined.fetched_bytes == small + 211 // 7 * 7 * page + page
