@@ -18,8 +18,6 @@ from hurray_arrow.intake import array_problems, as_bytes
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
-_COMPARED_AT_ONCE_BYTES = 2**24
-
 BUFFER_NAMES = ("page_pool", "block_table", "seq_ptr")
 _SIZE_CODES = (ProblemCode.PAGE_POOL_SIZE, ProblemCode.BLOCK_TABLE_SIZE, ProblemCode.SEQ_PTR_SIZE)
 _SPECS = ("Storage Invariants 4", "Buffer Table", "Buffer Table")
@@ -205,12 +203,3 @@ def on_cpu(descriptor: BlockPagedDescriptor, memory: Sequence[Bytes]) -> BlockPa
         for handle, part in zip(descriptor.buffers, memory, strict=True)
     )
     return descriptor if handles == descriptor.buffers else replace(descriptor, buffers=handles)
-
-
-def same_bytes(one: Bytes, other: Bytes) -> bool:
-    """Say whether two buffers hold the same bytes."""
-    # In pieces, because numpy builds an array of the answers.
-    step = _COMPARED_AT_ONCE_BYTES
-    return one.size == other.size and all(
-        np.array_equal(one[start : start + step], other[start : start + step]) for start in range(0, one.size, step)
-    )

@@ -249,6 +249,11 @@ def element_type(
     UnsupportedError
         A dtype that no element type has: big-endian, ``numpy.longdouble``, structured, …
 
+    Examples
+    --------
+    >>> ha.element_type("int4").pack(np.array([1, 2, 3], "int4")).tolist()  # least significant bits first
+    [33, 3]
+
     Spec: wire format 4.
     """
     if isinstance(which, ElementType):

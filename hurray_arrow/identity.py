@@ -70,6 +70,14 @@ def check_expected(
     -----
     A mapping is compared as a whole: an expected ``model.rope`` without ``factor`` differs from a found one with it.
 
+    Examples
+    --------
+    >>> from hurray_arrow.identity import check_expected
+    >>> check_expected({"model": {"name": "toy"}, "tenant": None}, {"model.name": "toy", "tenant": None})
+    >>> check_expected({"model": {"name": "toy"}}, {"model.name": "other"})
+    Traceback (most recent call last):
+    hurray_arrow.errors.SnapshotMismatchError: model.name: expected 'other', the snapshot has 'toy'
+
     Spec: snapshot format, section 3.
     """
     for field, expected in (expect or {}).items():

@@ -56,6 +56,11 @@ class PagedReading(PageSharing):
         InvariantError
             ``seq_ptr_decreasing``, ``seq_ptr_end`` where its entries of seq_ptr cut nothing out of block_table.
 
+        Examples
+        --------
+        >>> keys.page_ids(1).tolist()
+        [4, 2, 0]
+
         Spec: block-paged layout, Buffer Table.
         """
         s = _index(seq, self.num_seqs, "sequence")
@@ -215,6 +220,13 @@ class PagedReading(PageSharing):
         InvariantError
             ``page_id_out_of_range``, and the codes of :meth:`token_count`.
 
+        Examples
+        --------
+        >>> keys.gather(1).shape  # [tokens, num_heads, head_dim]
+        (11, 2, 3)
+        >>> bool((keys.gather(0)[:4] == keys.gather(1)[:4]).all())  # the page that both name
+        True
+
         Spec: block-paged layout, Element Lookup and Partial trailing page.
         """
         return self._gather([self._run(s) for s in _each(seq)])
@@ -241,6 +253,14 @@ class PagedReading(PageSharing):
             ``quantization_buffer_size``.
         UnknownSequenceLengthError, IndexError, InvariantError
             As :meth:`gather`.
+
+        Examples
+        --------
+        >>> packed = ha.BlockPagedTensor.from_arrays(
+        ...     pool.astype(np.int8), block_tables=[[4]], seq_lens=[2], kv_role="key", quantization=ha.PerTensor(0.5)
+        ... )
+        >>> packed.dequantize(0)[0, 0].tolist(), packed.gather(0)[0, 0].tolist()
+        ([48.0, 48.5, 49.0], [96, 97, 98])
 
         Spec: block-paged layout, Per-page-slot parameters and Per-scheme composition.
         """

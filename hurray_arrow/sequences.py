@@ -117,6 +117,11 @@ class Sequences:
     -----
     Arrays are kept as read-only views where their type already fits, and are new otherwise.
 
+    Examples
+    --------
+    >>> ha.Sequences(seq_lens=[7, None], ids=["a", "b"])
+    Sequences(seq_lens[2], ids[2])
+
     Spec: wire-format page section 2, snapshot format section 2.
     """
 

@@ -80,6 +80,11 @@ class PageSharing(TensorFields):
         InvariantError
             As :meth:`sequences_per_page`.
 
+        Examples
+        --------
+        >>> keys.shared_pages().tolist(), keys.unreferenced_pages().tolist()
+        ([4], [3])
+
         Spec: block-paged layout, Prefix Sharing.
         """
         return np.flatnonzero(self.sequences_per_page() > 1).astype(np.int64, copy=False)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow import invariants
-from hurray_arrow.buffers import fit_buffers, on_cpu, same_bytes, take_memory, validate_arrays
+from hurray_arrow.buffers import fit_buffers, on_cpu, take_memory, validate_arrays
 from hurray_arrow.descriptor import BlockPagedDescriptor, BufferHandle, Statistics
 from hurray_arrow.doors import TensorDoors
 from hurray_arrow.elements import ElementType, PrivateType
@@ -201,6 +201,14 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         InvalidDescriptorError
             Fields that no descriptor may have.
 
+        Examples
+        --------
+        >>> keys = ha.BlockPagedTensor.from_arrays(pool, block_tables=[[4, 1], [4]], seq_lens=[7, 3], kv_role="key")
+        >>> keys
+        <BlockPagedTensor key of no layer: float16, 5 pages [4, 2, 3], 2 sequences, 10 tokens, 264 bytes>
+        >>> np.shares_memory(keys.page_pool, pool)
+        True
+
         Spec: block-paged layout, Buffer Table; wire-format page sections 2 and 4.
         """
         element = None if element_type is None else element_type_of(element_type, private=private)
@@ -297,6 +305,12 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         UserWarning
             A buffer was cut.
 
+        Examples
+        --------
+        >>> again = ha.BlockPagedTensor.from_buffers(keys.descriptor.encode(), keys.buffers)
+        >>> np.shares_memory(again.page_pool, pool), again.num_seqs
+        (True, 3)
+
         Spec: block-paged layout, Buffer Table; snapshot format section 2, what is patched in place.
         """
         if not isinstance(descriptor, BlockPagedDescriptor):
@@ -341,6 +355,14 @@ class BlockPagedTensor(PagedReading, TensorDoors):
             ``page_positions_invalid``, ``token_ids_size``, ``media_span_invalid``. The first 100 of a kind, then one
             that counts them.
 
+        Examples
+        --------
+        >>> wrong = ha.BlockPagedTensor.from_arrays(
+        ...     pool, block_tables=[[5]], seq_lens=[3], kv_role="key", permissive=True
+        ... )
+        >>> print(wrong.validate()[0])
+        block_table[0]: page id 5, expected < num_pages 5 (Storage Invariants 3)
+
         Spec: block-paged layout, Storage Invariants; wire-format page sections 2 to 4; snapshot format section 2.
         """
         return invariants.validate_tensor(self.descriptor, self._arrays, sequences=self.sequences)
@@ -358,31 +380,6 @@ class BlockPagedTensor(PagedReading, TensorDoors):
         Spec: as :meth:`validate`.
         """
         _refuse(self.validate())
-
-    def equals(self, other: BlockPagedTensor) -> bool:
-        """Say whether both are the same tensor: descriptor bytes, every buffer byte, facts, layer_name, component.
-
-        Bytes are compared and not numbers, so that NaN equals itself and 0.0 differs from -0.0.
-        """
-        return (
-            (self.layer_name, self.component) == (other.layer_name, other.component)
-            and self.descriptor.encode() == other.descriptor.encode()
-            # An empty batch has no sequences to know anything of.
-            and (self.num_seqs == 0 or self.sequences.equals(other.sequences))
-            and all(map(same_bytes, self.buffers, other.buffers))
-        )
-
-    def __repr__(self) -> str:
-        # No values, token ids or tenants: these are secrets, and this goes into logs.
-        layer = self.layer_name or ("no layer" if self.layer_index is None else f"layer {self.layer_index}")
-        scheme = "" if self.quantization is None else f", {self.quantization.scheme}"
-        component = "" if self.component == "values" else f" {self.component}"
-        wrong = f", {len(self.problems)} problems" if self.problems else ""
-        return (
-            f"<BlockPagedTensor {self.kv_role}{component} of {layer}: {self.element_type}{scheme}, "
-            f"{self.num_pages} pages [{self.page_size}, {self.num_heads}, {self.head_dim}], {self.num_seqs} sequences, "
-            f"{self.total_tokens} tokens, {self.nbytes} bytes{wrong}>"
-        )
 
 
 def _refuse(problems: list[Problem]) -> None:

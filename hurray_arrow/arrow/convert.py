@@ -43,6 +43,12 @@ def to_record_batch(tensor: BlockPagedTensor, *, copy: bool | None = None) -> pa
     CopyRequiredError
         ``copy=False`` and a buffer does not fit as it is: there are quantization buffers, which Arrow keeps in one
         piece.
+
+    Examples
+    --------
+    >>> batch = ha.to_record_batch(keys)
+    >>> ha.from_record_batch(batch).equals(keys)
+    True
     """
     tensor.check()
     if copy is False and tensor.quantization_buffers:

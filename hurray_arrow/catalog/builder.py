@@ -149,6 +149,16 @@ def build_catalog(
     -----
     Memory holds a row group of rows, a run of digests (together about 200 MB) and what ``2 × at_once`` snapshots add,
     whatever the number of snapshots. One build at a time may write to a destination: of two, the last one's stays.
+
+    Examples
+    --------
+    >>> from hurray_arrow import catalog
+    >>> key = bytes(range(16))  # catalog.read_key("…") reads one from a file
+    >>> report = catalog.build_catalog("cache.arrow", destination="catalog.parquet", key=key, step_tokens=1)
+    >>> report.num_files, report.failures
+    (1, ())
+    >>> [match.num_tokens for match in catalog.find_prefix("catalog.parquet", [1, 2, 3, 4, 8, 99], key=key)]
+    [5]
     """
     if rows not in SCHEMAS or on_error not in ("list", "raise") or at_once < 1:
         raise ValueError(f"rows {rows!r}, on_error {on_error!r}, at_once {at_once}: see the documentation")

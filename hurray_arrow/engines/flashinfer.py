@@ -79,6 +79,16 @@ def export_cache(
     ------
     LayoutError, CopyRequiredError, InvariantError
         As there.
+
+    Examples
+    --------
+    >>> from hurray_arrow.engines import flashinfer
+    >>> cache = {"layers.0": np.zeros((5, 2, 4, 2, 3), np.float16)}
+    >>> tensors = flashinfer.export_cache(
+    ...     cache, layout="B2NHD", kv_indptr=[0, 2, 3], kv_indices=[4, 1, 4], kv_last_page_len=[3, 2], page_size=4
+    ... )
+    >>> [(tensor.kv_role, tensor.num_pages, tensor.total_tokens) for tensor in tensors]
+    [('key', 2, 9), ('value', 2, 9)]
     """
     tables = of_indptr(kv_indptr, kv_indices, kv_last_page_len, page_size=page_size)
     groups: Sequence[CacheGroup] = [CacheGroup(layer_names=tuple(arrays), tables=tables)]

@@ -90,6 +90,14 @@ def export_cache(
     ------
     LayoutError
         Chunks that are not of this layout, or not of one size; values of 8 bits without scales.
+
+    Examples
+    --------
+    >>> from hurray_arrow.engines import lmcache
+    >>> chunks = [[np.zeros((2, 1, tokens, 6), np.float16) for tokens in (4, 3)]]  # [2, L, T, C] each
+    >>> tensors = lmcache.export_cache(chunks, layout="2LTC", layer_names=["layers.0"], num_heads=2, page_size=4)
+    >>> [(tensor.kv_role, tensor.page_pool.shape) for tensor in tensors]
+    [('key', (2, 4, 2, 3)), ('value', (2, 4, 2, 3))]
     """
     if page_size < 1:
         raise LayoutError(f"page_size {page_size}, expected 1 or more", expected=1, actual=page_size)

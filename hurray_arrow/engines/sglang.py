@@ -85,6 +85,15 @@ def export_cache(
     ------
     LayoutError, CopyRequiredError, InvariantError
         As there.
+
+    Examples
+    --------
+    >>> from hurray_arrow.engines import sglang
+    >>> cache = {"layers.0": (np.zeros((20, 2, 3), np.float16), np.zeros((20, 2, 3), np.float16))}
+    >>> slots = np.array([[16, 17, 18, 19, 4, 5, 6, 0]], np.int32)
+    >>> tensors = sglang.export_cache(cache, layout="BNHD", req_to_token=slots, seq_lens=[7], page_size=4)
+    >>> [(tensor.kv_role, tensor.num_pages, tensor.total_tokens) for tensor in tensors]
+    [('key', 2, 7), ('value', 2, 7)]
     """
     tables = of_req_to_token(req_to_token, seq_lens, page_size=page_size, rows=req_pool_indices)
     return ADAPTER.export_groups(

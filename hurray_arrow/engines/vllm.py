@@ -190,6 +190,14 @@ def export_cache(
     ------
     LayoutError, CopyRequiredError, InvariantError
         As there.
+
+    Examples
+    --------
+    >>> from hurray_arrow.engines import vllm
+    >>> cache = {"layers.0": np.zeros((5, 2, 4, 2, 3), np.float16)}  # [num_blocks, 2, page_size, num_heads, head_dim]
+    >>> tensors = vllm.export_cache(cache, layout="B2NHD", block_tables=[[4, 1], [4, 0]], seq_lens=[7, 3], page_size=4)
+    >>> [(tensor.kv_role, tensor.num_pages, tensor.total_tokens) for tensor in tensors]
+    [('key', 2, 10), ('value', 2, 10)]
     """
     one = {"seq_lens": seq_lens, "page_size": page_size}
     given = [

@@ -42,6 +42,12 @@ def compact(tensors: BlockPagedTensor | Sequence[BlockPagedTensor]) -> BlockPage
     InvariantError
         ``kv_group_mismatch``, and all codes of :meth:`BlockPagedTensor.validate`.
 
+    Examples
+    --------
+    >>> small = ha.ops.compact(ha.ops.select(keys, "b"))
+    >>> small.num_pages, small.page_ids(0).tolist()
+    (3, [0, 1, 2])
+
     Spec: block-paged layout, Prefix Sharing.
     """
     group = take_group(tensors)

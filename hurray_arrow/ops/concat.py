@@ -73,6 +73,12 @@ def concat(
     TypeError, ValueError
         Tensors and groups are mixed; there are no batches.
 
+    Examples
+    --------
+    >>> both = ha.ops.concat([ha.ops.select(keys, "a"), ha.ops.select(keys, "b")])
+    >>> both.num_seqs, both.num_pages  # one pool, so that no page is copied
+    (2, 5)
+
     Spec: block-paged layout, Prefix Sharing.
     """
     listed: list[Any] = list(batches)

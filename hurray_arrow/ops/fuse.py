@@ -72,6 +72,12 @@ def fuse(
     TypeError
         One tensor on one side and several on the other.
 
+    Examples
+    --------
+    >>> fused = ha.ops.fuse(keys, values)
+    >>> fused.kv_role, fused.page_pool.shape
+    ('fused', (5, 4, 2, 6))
+
     Spec: block-paged layout, kv_role.
     """
     if isinstance(keys, BlockPagedTensor) is not isinstance(values, BlockPagedTensor):

@@ -75,6 +75,12 @@ def split_heads(
     UnsupportedError
         A component ``page.<name>``; parameters of which nobody says how they belong to heads.
 
+    Examples
+    --------
+    >>> ranks = ha.ops.split_heads(keys, 2)
+    >>> [rank.num_heads for rank in ranks], ha.ops.merge_heads(ranks).equals(keys)
+    ([1, 1], True)
+
     Spec: snapshot format section 3, topology (head_range, head_replica).
     """
     group = take_group(tensors)

@@ -63,6 +63,12 @@ def repage(
     UnsupportedError
         A component ``page.<name>``; parameters of which nobody says how they belong to pages.
 
+    Examples
+    --------
+    >>> wide = ha.ops.repage(keys, 8)
+    >>> wide.page_pool.shape, bool((wide.gather(1) == keys.gather(1)).all())
+    ((3, 8, 2, 3), True)
+
     Spec: block-paged layout, Per-scheme composition; snapshot format section 2, absent pages.
     """
     new_page_size = operator.index(page_size)

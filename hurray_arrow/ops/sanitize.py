@@ -48,6 +48,12 @@ def sanitize(tensors: BlockPagedTensor | Sequence[BlockPagedTensor]) -> BlockPag
     InvariantError
         ``kv_group_mismatch``, and all codes of :meth:`BlockPagedTensor.validate`.
 
+    Examples
+    --------
+    >>> clean = ha.ops.sanitize(keys)
+    >>> clean.num_pages, clean.page_pool[clean.page_ids(0)[-1], 3].tolist()  # behind the seventh token
+    (4, [[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+
     Spec: block-paged layout, Partial trailing page.
     """
     group = take_group(tensors)

@@ -88,6 +88,12 @@ def select(
     UnsupportedError
         New pages for a component ``page.<name>``, or for parameters of which nobody says how they belong to pages.
 
+    Examples
+    --------
+    >>> [chosen] = ha.ops.select([keys], "b", tokens=(0, 8))
+    >>> chosen.page_ids(0).tolist(), np.shares_memory(chosen.page_pool, pool)
+    ([4, 2], True)
+
     Spec: snapshot format section 2, absent pages.
     """
     group = take_group(tensors)

@@ -96,6 +96,12 @@ def publish_file(
     ------
     InvariantError, SnapshotError, ValueError, OSError
         As :func:`hurray_arrow.write_snapshot`; nothing is left.
+
+    Examples
+    --------
+    >>> with ha.share.publish_file([keys, values]) as published:
+    ...     ha.open_snapshot(published.path).read(kv_role="key").equals(keys)
+    True
     """
     if folder is None:
         folder = _RAM_DISK if _RAM_DISK.is_dir() else tempfile.gettempdir()

@@ -136,6 +136,12 @@ def publish(
         As :func:`hurray_arrow.write_snapshot`; nothing of the memory stays.
     UnsupportedError
         The system has no memory files.
+
+    Examples
+    --------
+    >>> with ha.share.publish([keys, values]) as published:
+    ...     ha.share.open_sealed(published.fileno()).read(kv_role="key").equals(keys)
+    True
     """
     output = MemoryFile()
     try:

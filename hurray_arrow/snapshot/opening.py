@@ -83,6 +83,13 @@ def open_snapshot(
     Untrusted files are safe to open; what they hold is not thereby true. A mapped file that somebody truncates kills
     the process that reads it (SIGBUS): nobody may write into a file that may be mapped, and this library never does.
 
+    Examples
+    --------
+    >>> with ha.open_snapshot("cache.arrow", expect={"model.name": "toy"}) as opened:
+    ...     keys = opened.read(layer_index=0, kv_role="key")  # a view of the mapped file
+    >>> keys.page_pool.shape, keys.page_pool.flags.writeable
+    ((5, 4, 2, 3), False)
+
     Spec: snapshot format, section 4.
     """
     source = open_range(path, storage_options=storage_options, filesystem=filesystem, mapped=mapped)

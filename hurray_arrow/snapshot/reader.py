@@ -92,6 +92,11 @@ class Snapshot(CheckedTensors, ViewDoors):
             tensor's layer lacks a companion that the metadata lists.
         UnsupportedError
             The pages have an encoding that this version does not know.
+
+        Examples
+        --------
+        >>> snapshot.read(layer_index=0, kv_role="value").gather(1).shape
+        (11, 2, 3)
         """
         matches = self.select(**selectors)
         return self._read_entry(one_entry(matches, self.entries), verify=verify)
@@ -105,6 +110,11 @@ class Snapshot(CheckedTensors, ViewDoors):
         """Read every tensor that the selectors admit, one after another in snapshot order; as :meth:`read`.
 
         From a store several are on their way at the same time, in at most 256 MiB or one tensor.
+
+        Examples
+        --------
+        >>> [tensor.kv_role for tensor in snapshot.iter_tensors(layer_index=[0, 1])]
+        ['key', 'value']
         """
         entries = self.select(**selectors)
         if not entries:
@@ -155,6 +165,12 @@ class Snapshot(CheckedTensors, ViewDoors):
         ------
         InvariantError, SnapshotCorruptError
             As :func:`hurray_arrow.identity.match_prefix` and :meth:`read`.
+
+        Examples
+        --------
+        >>> match = snapshot.match_prefix([1, 2, 3, 4, 8, 9, 99])
+        >>> match.id, match.num_tokens
+        ('b', 6)
         """
         groups = [] if self.profile is None else self.prefix_groups()
         return match_groups(groups, token_ids, adapter=adapter, tenant=tenant, media=media, page_aligned=page_aligned)
@@ -207,6 +223,12 @@ class Snapshot(CheckedTensors, ViewDoors):
             As :func:`hurray_arrow.ops.select`.
         UnsupportedError
             The snapshot was opened with ``recover``.
+
+        Examples
+        --------
+        >>> found = snapshot.read_sequences("b", tokens=(0, 8), kv_role="key")
+        >>> found.tensors[0].num_pages, found.tensors[0].gather(0).shape
+        (2, (8, 2, 3))
         """
         entries = self.select(**selectors)
         for entry in entries:
@@ -298,6 +320,12 @@ class Snapshot(CheckedTensors, ViewDoors):
         ------
         SnapshotCorruptError
             Everything that is wrong, in ``.problems``.
+
+        Examples
+        --------
+        >>> report = snapshot.verify()
+        >>> report.num_tensors, report.num_pages, report.unverified
+        (2, 10, ())
         """
         from hurray_arrow.snapshot.verification import verify_snapshot
 

@@ -78,6 +78,17 @@ def write_stream(
     -----
     After an error the stream has no end batch, and its reader says that it is incomplete.
 
+    Examples
+    --------
+    >>> import io
+    >>> pipe = io.BytesIO()
+    >>> ha.write_stream(pipe, [keys, values])
+    >>> pipe.seek(0)
+    0
+    >>> with ha.read_stream(pipe) as tensors:
+    ...     [tensor.kv_role for tensor in tensors]
+    ['key', 'value']
+
     Spec: snapshot format, section 5, "streams".
     """
     callback = progress or NoOpCallback()

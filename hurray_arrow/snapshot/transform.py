@@ -132,6 +132,12 @@ def copy_snapshot(
     Metadata is kept, keys that this version does not know included; id, time and producer are the copy's. ``groups``
     lists the layers that are left. Columns that this version does not know are not copied.
 
+    Examples
+    --------
+    >>> report = ha.copy_snapshot("cache.arrow", "part.arrow", profile="archive", sequences="a", repage=8)
+    >>> report.num_tensors, report.num_pages
+    (2, 2)
+
     Spec: snapshot format, sections 3 and 6.
     """
     from hurray_arrow.snapshot.copy_plan import CopyPlan, Steps, copied_metadata

@@ -109,6 +109,12 @@ def write_snapshot(
     ValueError
         The metadata is not the format's.
 
+    Examples
+    --------
+    >>> ha.write_snapshot("small.arrow", [keys, values], profile="archive", metadata={"model": {"name": "toy"}})
+    >>> ha.open_snapshot("small.arrow").read(kv_role="value").equals(values)
+    True
+
     Spec: snapshot format, sections 2 to 5.
     """
     tensors = listed_tensors(tensors)
@@ -183,6 +189,15 @@ class SnapshotWriter:
     A context manager: leaving it publishes the snapshot, leaving it by an exception discards it. A tensor that is
     refused leaves what is already written whole; a failed write does not. A writer belongs to one thread and to one
     process; others may write to the same name, see ``overwrite``.
+
+    Examples
+    --------
+    >>> plan = ha.SchemaPlan.of([keys.descriptor, values.descriptor])
+    >>> with ha.SnapshotWriter("layers.arrow", plan=plan) as writer:
+    ...     for tensor in (keys, values):
+    ...         writer.write(tensor)
+    >>> len(ha.open_snapshot("layers.arrow").entries)
+    2
     """
 
     #: Writes the rows of the share profile.

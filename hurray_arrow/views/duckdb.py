@@ -49,6 +49,13 @@ def connect(
         DuckDB is not installed.
     ValueError, KeyError, IndexError, UnsupportedError
         As :func:`~hurray_arrow.views.open_view`.
+
+    Examples
+    --------
+    >>> from hurray_arrow.views.duckdb import connect
+    >>> with connect(snapshot) as connection:
+    ...     connection.sql("select count(*) from tokens where kv_role = 'key'").fetchall()
+    [(18,)]
     """
     try:
         import duckdb

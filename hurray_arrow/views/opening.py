@@ -70,6 +70,13 @@ def open_view(
         None of the tensors has a sequence of this id, or at this place.
     UnsupportedError
         What tools mishandle, or one column cannot hold; see the views.
+
+    Examples
+    --------
+    >>> from hurray_arrow.views import open_view
+    >>> view = open_view(snapshot, "sequences", columns=["sequence_id", "num_tokens"])
+    >>> view.reader().read_all()["num_tokens"].to_pylist()
+    [7, 11, 0]
     """
     if view not in VIEWS:
         raise ValueError(f"view {view!r}, expected one of {list(VIEWS)}")

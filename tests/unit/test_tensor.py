@@ -833,7 +833,7 @@ class TestEquals:
         )
 
     def test_a_large_pool_is_compared_to_its_end(self, monkeypatch):
-        monkeypatch.setattr("hurray_arrow.buffers._COMPARED_AT_ONCE_BYTES", 512)
+        monkeypatch.setattr("hurray_arrow.tensor_fields._COMPARED_AT_ONCE_BYTES", 512)
         pool = make_tensor().page_pool.copy()
         assert make_tensor(page_pool=pool.copy()).equals(make_tensor())
         pool.view(np.uint16)[-1, -1, -1, -1] ^= 1
