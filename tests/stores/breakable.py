@@ -69,7 +69,8 @@ class Network:
             pass
         else:
             breaks = self._fault(fault)
-            proxy.fault = lambda request: self._counted(breaks(request)) if self._concerns(request, writing) else None
+            concerns = self._publishes if fault.startswith("lost") else self._reads if not writing else self._writes
+            proxy.fault = lambda request: self._counted(breaks(request)) if concerns(request) else None
         try:
             yield
         finally:
@@ -80,8 +81,16 @@ class Network:
         return fault
 
     @staticmethod
-    def _concerns(request: Any, writing: bool) -> bool:  # noqa: FBT001 - read or write
-        return request.is_part if writing else bool(request.range)
+    def _reads(request: Any) -> bool:
+        return bool(request.range)
+
+    @staticmethod
+    def _writes(request: Any) -> bool:
+        return bool(request.is_part)
+
+    @staticmethod
+    def _publishes(request: Any) -> bool:
+        return bool(request.is_completion)
 
     def _cut_upload(self, *, for_good: bool) -> Callable[[Any, int], int | None]:
         def give(request: Any, size: int) -> int | None:
@@ -118,7 +127,8 @@ class Network:
             "flipped": lambda _request: Flip(self._random.randrange(1 << 20)),
             "forbidden": lambda _request: FORBIDDEN,
             "full": lambda _request: FULL,
-            "lost": lambda _request: Reset(),
+            "lost": lambda _request: Reset(forward=True) if not self.struck else None,
+            "lost for good": lambda _request: Reset(forward=True),
         }[fault]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import types
 from collections.abc import Iterator
 
 import fsspec
@@ -28,6 +30,23 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     from azure.storage.blob._shared.policies_async import ExponentialRetry
 
     monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda _self, _settings: 0.1)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody wait before another try."""
+    import azure.storage.blob.aio._download_async as azure_download
+    import gcsfs.retry
+
+    from hurray_arrow.snapshot import stores
+    from hurray_arrow.snapshot.objects import store_object
+
+    for module in (stores, store_object):
+        monkeypatch.setattr(module, "BACKOFF_SECONDS", (0.01, 0.01))
+    sleep = asyncio.sleep
+    at_once = types.SimpleNamespace(**{**vars(asyncio), "sleep": lambda _seconds: sleep(0.01)})
+    for module in (azure_download, gcsfs.retry):
+        monkeypatch.setattr(module, "asyncio", at_once)
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,8 @@ WRITING = (
         _on("local", *REMOTE, "memory", end="PermissionError"),
     ),
     Fault("full", "the disk or the store is full", _on(*REMOTE, "memory", end="SnapshotError", local="OSError")),
+    Fault("lost", "the answer to what publishes it is lost behind the store, once", _on(*REMOTE, end=PUBLISHED)),
+    Fault("lost for good", "… every time", _on(*REMOTE, end=PUBLISHED)),
     Fault("killed", "the server is killed", _on(*REMOTE, end="SnapshotError")),
     Fault("broken", "the disk does not keep what it was given", _on("local", end="OSError")),
 )

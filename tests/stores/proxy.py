@@ -36,6 +36,15 @@ class Request:
         """Whether the request carries a piece of a snapshot into the store."""
         return self.method in ("PUT", "POST") and len(self.body) > 1024
 
+    @property
+    def is_completion(self) -> bool:
+        """Whether the request is the one that makes an object visible."""
+        if self.method == "POST":
+            whole = self.headers.get("content-range", "").rpartition("/")[2] not in ("", "*")
+            uploaded = "uploadId=" in self.target and "uploads" not in self.target
+            return uploaded or "uploadType=multipart" in self.target or whole
+        return self.method == "PUT" and "partNumber=" not in self.target and "comp=block&" not in f"{self.target}&"
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import tempfile
-import types
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from hurray_arrow import HurrayArrowError, SnapshotError, open_snapshot, write_snapshot
-from hurray_arrow.snapshot import remote, stores
-from hurray_arrow.snapshot.objects import store_object
+from hurray_arrow.snapshot import remote
 from tests.stores.breakable import Disk, Network, Other, Web, as_nobody
 from tests.stores.fault_table import PAGE, PUBLISHED, READING, REMOTE, RIGHT, WRITING, cells, page
 from tests.stores.proxy import always
@@ -29,18 +26,10 @@ SEEDS = {"cut": 2, "flipped": 2}
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(impatient, monkeypatch):
     """Let nobody wait before another try, and a tensor come in several ranges."""
-    monkeypatch.setattr(store_object, "BACKOFF_SECONDS", (0.01, 0.01))
-    monkeypatch.setattr(stores, "BACKOFF_SECONDS", (0.01, 0.01))
+    del impatient
     monkeypatch.setattr(remote, "PIECE_BYTES", 1 << 17)
-    import azure.storage.blob.aio._download_async as azure_download
-    import gcsfs.retry
-
-    sleep = asyncio.sleep
-    impatient = types.SimpleNamespace(**{**vars(asyncio), "sleep": lambda _seconds: sleep(0.01)})
-    for module in (azure_download, gcsfs.retry):
-        monkeypatch.setattr(module, "asyncio", impatient)
 
 
 def old_tensors():

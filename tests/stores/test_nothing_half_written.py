@@ -34,15 +34,6 @@ def write_and_fail(writer, some):
     raise OwnError
 
 
-def is_completion(request) -> bool:
-    """Say whether a request is the one that makes an object visible."""
-    target = request.target
-    if request.method == "POST":
-        whole = request.headers.get("content-range", "").rpartition("/")[2] not in ("", "*")
-        return ("uploadId=" in target and "uploads" not in target) or "uploadType=multipart" in target or whole
-    return request.method == "PUT" and "partNumber=" not in target and "comp=block&" not in f"{target}&"
-
-
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("there_was_one", [False, True])
@@ -113,7 +104,7 @@ def test_of_two_racing_creators_one_wins(store, layers):
     both, turn = threading.Barrier(2, timeout=60), threading.Lock()
 
     def hold(request):
-        if not is_completion(request):
+        if not request.is_completion:
             return None
         both.wait()
         return InTurn(turn)
@@ -165,7 +156,7 @@ def test_a_killed_writer_leaves_the_old_object_or_the_new_one(store, moment):
     def strike(request):
         if child.poll() is not None:
             return None
-        if is_completion(request):
+        if request.is_completion:
             if moment == "after completion":
                 return Reset(forward=True)
             if moment == "before completion":
@@ -209,7 +200,7 @@ def test_an_interrupted_writer_leaves_no_upload(store, moment):
             "begin": request.method == "POST" and "uploads" in request.target,
             "first part": len(parts) == 1,
             "later part": len(parts) == 3,
-            "completion": is_completion(request),
+            "completion": request.is_completion,
         }[moment]
         if not now or struck:
             return None
@@ -261,20 +252,6 @@ def test_a_part_that_fails_once_is_sent_again(store):
         check_same(snapshot, some)
 
 
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("layers", [1, 4])
-@pytest.mark.parametrize("store", ["s3", "azure"], indirect=True)
-def test_a_lost_answer_to_the_last_request_is_no_failure(store, layers):
-    """The store has the object; the next try finds the name taken, by us."""
-    url, some = store.unique(), tensors(layers=layers)
-    lost = iter([Reset(forward=True)])
-    store.proxy.fault = lambda request: next(lost, None) if is_completion(request) else None
-    write_snapshot(url, some, **store.how)
-    assert next(lost, None) is None
-    with open_snapshot(url, **store.how) as snapshot:
-        check_same(snapshot, some)
-
-
 @pytest.mark.parametrize("store", REMOTE, indirect=True)
 def test_a_store_that_forbids_writing(store):
     url = store.unique()
@@ -298,7 +275,7 @@ def test_a_size_that_is_not_what_was_written_is_an_error_unless_it_is_anothers(s
     done = []
 
     def shrink(request):
-        done.extend([request] if is_completion(request) else [])
+        done.extend([request] if request.is_completion else [])
         return Answer(200, b"", {"Content-Length": "17", "ETag": etag}) if done and request.method == "HEAD" else None
 
     store.proxy.fault = shrink

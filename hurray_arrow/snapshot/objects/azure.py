@@ -8,8 +8,9 @@ from typing import Any
 
 from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
-from hurray_arrow.snapshot.stores import Place, is_taken
+from hurray_arrow.snapshot.objects.answers import Filler
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Part
+from hurray_arrow.snapshot.stores import Place
 
 _LOST_BLOCKS = (
     "another writer published this name meanwhile, and with that the store throws away the parts of all others"
@@ -34,6 +35,7 @@ class AzureObject(AsyncObject):
             raise IsADirectoryError(f"{place.url} names a container, not an object")
         # Two writers may stage blocks of the same object; only ours are committed by us, and the other's are lost then.
         self._upload = secrets.token_hex(8)
+        self._committing: list[str] = []
 
     async def _version(self) -> Version | None:
         from azure.core.exceptions import ResourceNotFoundError
@@ -81,6 +83,7 @@ class AzureObject(AsyncObject):
     async def _complete(self, receipts: Sequence[str], overwrite: bool) -> str | None:
         from azure.storage.blob import BlobBlock
 
+        self._committing = list(receipts)
         condition = {} if overwrite else {"headers": {"If-None-Match": "*"}}
         async with self._blob() as blob:
             try:
@@ -88,12 +91,15 @@ class AzureObject(AsyncObject):
             except Exception as error:
                 if getattr(error, "error_code", None) == "InvalidBlockList":
                     raise SnapshotError(_LOST_BLOCKS, url=self.place.url) from error
-                # An answer that got lost makes the library's next try fail on our own object.
-                if not is_taken(error) or await _committed(blob) != list(receipts):
-                    raise
-                return None
+                raise
         etag: str | None = made.get("etag")
         return etag
+
+    async def _ours(self) -> Version | None:
+        found = await self._version()
+        async with self._blob() as blob:
+            committed, _ = await blob.get_block_list("committed")
+        return found if [block.id for block in committed] == self._committing else None
 
     async def _abort(self) -> None:
         """Do nothing: blocks that nobody commits go away within a week, and are not visible until then."""
@@ -108,8 +114,3 @@ class AzureObject(AsyncObject):
     def _block_id(self, number: int) -> str:
         # All block ids of an object have to be of one length.
         return f"{self._upload}{number:08d}"
-
-
-async def _committed(blob: Any) -> list[str]:
-    committed, _ = await blob.get_block_list("committed")
-    return [block.id for block in committed]

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
+from hurray_arrow.snapshot.objects.answers import Filler
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Part
 from hurray_arrow.snapshot.stores import Place
 
 _CONTENT_TYPE = "application/octet-stream"
@@ -47,7 +49,7 @@ class GcsObject(AsyncObject):
         if not self._key:
             raise IsADirectoryError(f"{place.url} names a bucket, not an object")
         self._location: str | None = None
-        self._sent_bytes = 0
+        self._kept_bytes = 0
 
     async def _version(self) -> Version | None:
         try:
@@ -65,7 +67,7 @@ class GcsObject(AsyncObject):
         wanted = {"Range": f"bytes={start}-{start + len(view) - 1}"}
         headers, body = await self._fs._call("GET", url, headers=wanted)
         generation = headers.get("x-goog-generation", pinned.identity)
-        self._check(pinned, headers.get("Content-Range"), generation)
+        self._check(pinned, headers.get("Content-Range"), generation, start)
         filler = Filler(view)
         filler.take(body)
         filler.finish()
@@ -97,19 +99,28 @@ class GcsObject(AsyncObject):
 
     async def _send(self, number: int, part: Part, last: bool) -> str | None:
         del number
-        end = self._sent_bytes + part.size
-        total, made = str(end) if last else "*", b""
-        while self._sent_bytes < end:
-            rest = Part(part.getvalue()[self._sent_bytes - end :])
-            wanted = {"Content-Range": f"bytes {self._sent_bytes}-{end - 1}/{total}", "Content-Type": _CONTENT_TYPE}
-            headers, made = await self._fs._call("POST", self._location, headers=wanted, data=rest)
-            kept = headers.get("Range")
-            # The store says how much of an unfinished upload it has kept, which may be less than was sent.
-            self._sent_bytes = int(kept.rpartition("-")[2]) + 1 if kept and not last else end
+        end = self._kept_bytes + part.size
         if not last:
+            await self._send_until(end, "*", part)
             return None
+        generation: str | None = await self._made(self._send_until, end, str(end), part)
         self._location = None
-        return _generation_of(made)
+        return generation
+
+    async def _send_until(self, end: int, total: str, part: Part) -> str | None:
+        """Send what the store has not kept yet; it says how much of an unfinished upload that is."""
+        while self._kept_bytes < end:
+            rest = Part(part.getvalue()[self._kept_bytes - end :])
+            wanted = {"Content-Range": f"bytes {self._kept_bytes}-{end - 1}/{total}", "Content-Type": _CONTENT_TYPE}
+            headers, made = await self._fs._call("POST", self._location, headers=wanted, data=rest)
+            if total != "*" and (generation := _generation_of(made)):
+                return generation
+            kept = int((headers.get("Range") or "").rpartition("-")[2] or -1) + 1
+            if not self._kept_bytes < kept <= end:
+                message = f"the store has {kept} bytes, it had {self._kept_bytes} and was sent those up to {end}"
+                raise SnapshotError(message, url=self.place.url)
+            self._kept_bytes = kept
+        return None
 
     async def _complete(self, receipts: Sequence[Any], overwrite: bool) -> str | None:
         """Return what was made: the last part said that it is the last."""

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Filler, Part, Piece, StoreObject
+from hurray_arrow.snapshot.objects.answers import Filler
+from hurray_arrow.snapshot.objects.store_object import IN_FLIGHT, Part, Piece, StoreObject
 from hurray_arrow.snapshot.stores import TRIES, Place, tried
 
 Answer = TypeVar("Answer")

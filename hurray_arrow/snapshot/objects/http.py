@@ -7,7 +7,8 @@ from typing import Any
 
 from hurray_arrow.errors import SnapshotError, UnsupportedError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, total_of_content_range
+from hurray_arrow.snapshot.objects.answers import Filler, check_start, total_of_content_range
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Part
 from hurray_arrow.snapshot.stores import TruncatedBodyError
 
 _CHUNK_BYTES = 1 << 18
@@ -35,6 +36,7 @@ class HttpObject(AsyncObject):
             if size is None:
                 raise SnapshotError(_NO_RANGES, url=self.place.url)
             tail = bytearray(min(tail_bytes, size))
+            check_start(answer.headers.get("Content-Range"), size - len(tail))
             await _fill(answer, memoryview(tail))
             return Version(size, _identity(answer)), bytes(tail)
 
@@ -45,7 +47,7 @@ class HttpObject(AsyncObject):
         condition = {"If-Match": etag} if etag and not etag.startswith("W/") else {}
         async with await self._request(wanted, **condition) as answer:
             _check_status(answer, self.place.url)
-            self._check(pinned, answer.headers.get("Content-Range"), _identity(answer))
+            self._check(pinned, answer.headers.get("Content-Range"), _identity(answer), start)
             await _fill(answer, view)
 
     async def _request(self, wanted: str, **condition: str) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part
+from hurray_arrow.snapshot.objects.answers import Filler
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Part
 from hurray_arrow.snapshot.stores import Place, status_of
 
 #: Parts that its writer holds and sends at the same time.
@@ -66,7 +67,7 @@ class ObstoreObject(AsyncObject):
         condition = {"if_match": etag} if etag else {}
         answer = await self._store.get_async(self._name, options={"range": (start, start + len(view)), **condition})
         version = _version_of(answer.meta)
-        self._check(pinned, f"/{version.size}", version.identity)
+        self._check(pinned, f"bytes {answer.range[0]}-/{version.size}", version.identity, start)
         filler = Filler(view)
         filler.take(memoryview(await answer.bytes_async()))
         filler.finish()

@@ -11,8 +11,9 @@ from typing import Any
 
 from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.files import Version
-from hurray_arrow.snapshot.objects.store_object import AsyncObject, Filler, Part, total_of_content_range
-from hurray_arrow.snapshot.stores import Place, TruncatedBodyError, is_taken, status_of
+from hurray_arrow.snapshot.objects.answers import Filler, check_start, total_of_content_range
+from hurray_arrow.snapshot.objects.store_object import AsyncObject, Part
+from hurray_arrow.snapshot.stores import Place, TruncatedBodyError, status_of
 
 _CHUNK_BYTES = 1 << 18
 #: Above this, S3 takes no object in one request.
@@ -36,6 +37,7 @@ class S3Object(AsyncObject):
         self._where = {"Bucket": bucket, "Key": key}
         self._at_version = {"VersionId": version_id} if version_id else {}
         self._upload_id: str | None = None
+        self._etag: str | None = None
 
     async def _version(self) -> Version | None:
         try:
@@ -57,28 +59,33 @@ class S3Object(AsyncObject):
             if version is None:
                 raise FileNotFoundError(self.place.url) from error
             return version, b""
-        size = total_of_content_range(answer.get("ContentRange"))
-        tail = bytearray(answer["ContentLength"])
+        size, length = total_of_content_range(answer.get("ContentRange")), answer["ContentLength"]
+        if length > tail_bytes:
+            # Of a store that takes no ranges, and an object that may be of any size.
+            answer["Body"].close()
+            raise SnapshotError(f"{length} bytes came, the last {tail_bytes} were asked for", url=self.place.url)
+        tail = bytearray(length)
         await _fill(answer["Body"], memoryview(tail))
+        if size is not None:
+            check_start(answer["ContentRange"], size - length)
         if answer.get("VersionId") and getattr(self._fs, "version_aware", False):
             self._at_version = {"VersionId": answer["VersionId"]}
         # Some stores send the whole of a small object with a plain 200.
-        return Version(len(tail) if size is None else size, answer["ETag"]), bytes(tail[-tail_bytes:])
+        return Version(len(tail) if size is None else size, answer["ETag"]), bytes(tail)
 
     async def _get(self, start: int, view: memoryview, pinned: Version) -> None:
         condition = {} if getattr(self._fs, "local_expiry_check", False) else {"IfMatch": pinned.identity}
         wanted = f"bytes={start}-{start + len(view) - 1}"
         answer = await self._fs._call_s3("get_object", **self._where, **self._at_version, **condition, Range=wanted)
         try:
-            self._check(pinned, answer.get("ContentRange"), answer.get("ETag"))
+            self._check(pinned, answer.get("ContentRange"), answer.get("ETag"), start)
         except SnapshotError:
             answer["Body"].close()
             raise
         await _fill(answer["Body"], view)
 
     async def _put(self, part: Part, overwrite: bool) -> str:
-        etag = f'"{hashlib.md5(part.getbuffer(), usedforsecurity=False).hexdigest()}"'
-        return await self._created("put_object", etag, part.size, overwrite=overwrite, Body=Part(part.getvalue()))
+        return await self._created("put_object", overwrite=overwrite, Body=Part(part.getvalue()))
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         del part_bytes, overwrite
@@ -95,11 +102,9 @@ class S3Object(AsyncObject):
 
     async def _complete(self, receipts: Sequence[dict[str, Any]], overwrite: bool) -> str:
         parts = b"".join(_md5_of(receipt["ETag"]) for receipt in receipts)
-        etag = f'"{hashlib.md5(parts, usedforsecurity=False).hexdigest()}-{len(receipts)}"'
+        self._etag = f'"{hashlib.md5(parts, usedforsecurity=False).hexdigest()}-{len(receipts)}"'
         identity = await self._created(
             "complete_multipart_upload",
-            etag,
-            None,
             overwrite=overwrite,
             UploadId=self._upload_id,
             MultipartUpload={"Parts": list(receipts)},
@@ -112,26 +117,22 @@ class S3Object(AsyncObject):
             upload_id, self._upload_id = self._upload_id, None
             await self._fs._call_s3("abort_multipart_upload", **self._where, UploadId=upload_id)
 
-    async def _created(self, method: str, etag: str, size: int | None, *, overwrite: bool, **how: Any) -> str:
-        """Make the object visible; an answer that got lost on its way must not read as a failure."""
+    async def _created(self, method: str, *, overwrite: bool, **how: Any) -> str:
+        """Make the object visible."""
         condition = {} if overwrite else {"IfNoneMatch": "*"}
         try:
-            try:
-                answer = await self._fs._call_s3(method, **self._where, **how, **condition)
-            except OSError as error:
-                if status_of(error) != 501 or overwrite:
-                    raise
-                # The store knows no conditions; that there was no object was checked a moment ago.
-                answer = await self._fs._call_s3(method, **self._where, **how)
-        except Exception as error:
-            # The upload is gone or the name taken: by somebody else, or by the first try of this very request.
-            if not is_taken(error) and status_of(error) != 404:
+            answer = await self._fs._call_s3(method, **self._where, **how, **condition)
+        except OSError as error:
+            if status_of(error) != 501 or overwrite:
                 raise
-            found = await self._version()
-            if found is None or found.identity != etag or size not in (None, found.size):
-                raise
-            return etag
+            # The store knows no conditions; that there was no object was checked a moment ago.
+            answer = await self._fs._call_s3(method, **self._where, **how)
         return str(answer["ETag"])
+
+    async def _ours(self) -> Version | None:
+        found = await self._version()
+        # The entity tag of parts says it all, unless they are encrypted: then their bytes do.
+        return found if found is not None and found.identity == self._etag else await super()._ours()
 
 
 async def _fill(body: Any, view: memoryview) -> None:

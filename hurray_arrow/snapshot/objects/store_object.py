@@ -6,6 +6,7 @@ What differs between the stores is in the modules beside this one; retries, boun
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import os
 from abc import ABC, abstractmethod
@@ -14,9 +15,11 @@ from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 import fsspec.asyn
+import xxhash
 
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError, UnsupportedError
 from hurray_arrow.snapshot.files import Version
+from hurray_arrow.snapshot.objects.answers import check_start, total_of_content_range
 from hurray_arrow.snapshot.stores import (
     BACKOFF_SECONDS,
     TRIES,
@@ -31,6 +34,8 @@ from hurray_arrow.snapshot.stores import (
 _PATIENCE_SECONDS = 10
 #: Requests of one call that are under way at the same time.
 IN_FLIGHT = 8
+_READ_BACK_BYTES = 8 << 20
+_UPLOAD_GONE = "the store has no such upload any more: somebody aborted it, or a rule of the bucket did"
 
 Answer = TypeVar("Answer")
 #: Bytes from an offset on, and the memory that they go to.
@@ -156,6 +161,7 @@ class AsyncObject(StoreObject):
         super().__init__(place)
         self._pid = os.getpid()
         self._beginning: Future[None] | None = None
+        self._sent_bytes, self._sent_xxh3 = 0, xxhash.xxh3_128()
 
     @property
     def _fs(self) -> Any:
@@ -180,7 +186,8 @@ class AsyncObject(StoreObject):
 
     def put(self, part: Part, *, overwrite: bool) -> Any:
         """Create the object at once; see :meth:`StoreObject.put`."""
-        return self._run(self._put, part, overwrite, doing="upload", creating=not overwrite)
+        self._count(part)
+        return self._run(self._made, self._put, part, overwrite, doing="upload", creating=not overwrite)
 
     def begin(self, *, part_bytes: int, overwrite: bool) -> None:
         """Start an object in parts; see :meth:`StoreObject.begin`."""
@@ -191,13 +198,15 @@ class AsyncObject(StoreObject):
 
     def send(self, number: int, part: Part, *, last: bool) -> Future[Any]:
         """Send a part; see :meth:`StoreObject.send`."""
+        self._count(part)
         doing = f"upload of part {number}, {part.size} bytes"
         sending = self._tried(self._send, number, part, last, doing=doing, creating=last)
         return asyncio.run_coroutine_threadsafe(sending, self._fs.loop)
 
     def complete(self, receipts: Sequence[Any], *, overwrite: bool) -> Any:
         """Make the object visible; see :meth:`StoreObject.complete`."""
-        return self._run(self._complete, receipts, overwrite, doing="completion of the upload", creating=not overwrite)
+        how: dict[str, Any] = {"doing": "completion of the upload", "creating": not overwrite}
+        return self._run(self._made, self._complete, receipts, overwrite, **how)
 
     def abort(self) -> None:
         """Throw the parts away; see :meth:`StoreObject.abort`."""
@@ -229,6 +238,39 @@ class AsyncObject(StoreObject):
 
     @abstractmethod
     async def _abort(self) -> None: ...
+
+    def _count(self, part: Part) -> None:
+        self._sent_bytes += part.size
+        self._sent_xxh3.update(part.getbuffer())
+
+    async def _made(self, work: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """Make the object visible; an answer that got lost on its way must not read as a failure."""
+        try:
+            return await work(*arguments)
+        except Exception as error:
+            if status_of(error) in (401, 403):
+                raise
+            # The name taken, the upload gone or no answer: perhaps all of it because this request, or the library's
+            # first try of it, did arrive.
+            with contextlib.suppress(Exception):
+                if (ours := await self._ours()) is not None:
+                    return ours.identity
+            if self._beginning is not None and (isinstance(error, FileNotFoundError) or status_of(error) == 404):
+                # Else it would read as if there were no such bucket.
+                raise SnapshotError(_UPLOAD_GONE, url=self.place.url) from error
+            raise
+
+    async def _ours(self) -> Version | None:
+        """Return what is there if it is what was sent, to the last byte."""
+        found = await self._version()
+        if found is None or found.size != self._sent_bytes:
+            return None
+        read = xxhash.xxh3_128()
+        for start in range(0, found.size, _READ_BACK_BYTES):
+            data = bytearray(min(_READ_BACK_BYTES, found.size - start))
+            await self._get(start, memoryview(data), found)
+            read.update(data)
+        return found if read.digest() == self._sent_xxh3.digest() else None
 
     async def _open_in_two(self, tail_bytes: int) -> tuple[Version, bytes]:
         """Pin what is there and then read its end, for stores that cannot do both at once.
@@ -276,13 +318,13 @@ class AsyncObject(StoreObject):
             # Nobody may write into the memory after the call has failed.
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _check(self, pinned: Version, content_range: str | None, identity: Any) -> None:
+    def _check(self, pinned: Version, content_range: str | None, identity: Any, start: int) -> None:
         """Refuse the answer to a range request that is not of the pinned version, whatever the store makes of If-Match.
 
         Raises
         ------
         SnapshotError
-            The store does not take ranges.
+            The store does not take ranges, or gives another one.
         SnapshotChangedError
             The answer is of another version.
         """
@@ -294,6 +336,7 @@ class AsyncObject(StoreObject):
         if (total, identity) != pinned:
             message = f"an answer is of {total} bytes, {identity}; opened were {pinned.size} bytes, {pinned.identity}"
             raise SnapshotChangedError(message, url=self.place.url)
+        check_start(content_range, start)
 
     def _run(
         self,
@@ -341,42 +384,3 @@ class AsyncObject(StoreObject):
                     ) from error
             await asyncio.sleep(pause)
         raise AssertionError("unreachable")
-
-
-class Filler:
-    """Takes the chunks of one body into memory of exactly its size."""
-
-    def __init__(self, view: memoryview) -> None:
-        self._view = view
-        self._done = 0
-
-    def take(self, chunk: bytes | memoryview) -> None:
-        """Take the next bytes.
-
-        Raises
-        ------
-        SnapshotError
-            More bytes than were asked for.
-        """
-        end = self._done + len(chunk)
-        if end > len(self._view):
-            raise SnapshotError(f"{end} bytes came, {len(self._view)} were asked for")
-        self._view[self._done : end] = chunk
-        self._done = end
-
-    def finish(self) -> None:
-        """Check that all came.
-
-        Raises
-        ------
-        TruncatedBodyError
-            Fewer bytes than were asked for.
-        """
-        if self._done != len(self._view):
-            raise TruncatedBodyError(f"{self._done} bytes came, {len(self._view)} were asked for")
-
-
-def total_of_content_range(value: str | None) -> int | None:
-    """Return the size of the whole object from a Content-Range such as ``bytes 0-63/1024``."""
-    total = (value or "").rpartition("/")[2]
-    return int(total) if total.isdigit() else None
