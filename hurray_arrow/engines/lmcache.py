@@ -125,14 +125,13 @@ def export_cache(
     tensors = []
     for (layer, role), pool in zip(places, paged.pools, strict=True):
         name = layer_names[layer]
-        scale = (*formats[name].scales, None, None)[role]
         tensors.append(
             BlockPagedTensor.from_arrays(
                 pool.view(element.pool_dtype),
                 block_tables=paged.block_tables,
                 kv_role=names[role],
                 element_type=element,
-                quantization=None if scale is None else PerTensor(scale),
+                quantization=_scheme(formats[name], role),
                 layer_index=layer,
                 layer_name=name,
                 kv_group=0,
@@ -153,6 +152,11 @@ def _alike(taken: Sequence[tuple[Words, ElementType | None]]) -> tuple[list[Word
             message = f"chunks[{s}]: {known} of {words.shape[3]}, expected {element} of {content}"
             raise LayoutError(message, expected=[str(element), content], actual=[str(known), words.shape[3]])
     return [first[:, :, :0] if known is None else words for words, known in taken], element
+
+
+def _scheme(form: LayerFormat, role: int) -> PerTensor | None:
+    scale = (*form.scales, None, None)[role]
+    return None if scale is None else PerTensor(scale)
 
 
 def _token_rows(rows: Sequence[Words], place: tuple[int, int], *, num_heads: int) -> TokenRows:

@@ -155,7 +155,7 @@ def test_modules_are_nouns_of_readable_length():
     assert len(MODULES) > 10
     names = {part for path in MODULES for part in path.relative_to(PACKAGE).with_suffix("").parts}
     assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "base", "core"}
-    too_long = {place(path)[0]: n for path in MODULES if (n := len(path.read_text().splitlines())) > 450}
+    too_long = {place(path)[0]: n for path in MODULES if (n := len(path.read_text().splitlines())) > 400}
     assert too_long == {}
 
 
@@ -166,6 +166,6 @@ def test_functions_are_of_readable_length():
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 code = node.body[1:] if ast.get_docstring(node) else node.body
                 lines = (code[-1].end_lineno or 0) - code[0].lineno + 1 if code else 0
-                if lines > 50:
+                if lines > 40:
                     too_long.append(f"{place(path)[0]}.{node.name}: {lines}")
     assert too_long == []
