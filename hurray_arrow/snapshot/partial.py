@@ -235,7 +235,9 @@ class _Wanted:
             return [Problem(ProblemCode.UNVERIFIED, where, "the pages have no checksums", SPEC)] if unknown else []
         page_class = page_class_of(self.tensor.descriptor)
         size = checksum_piece_bytes(page_class)
-        page_ids = self.page_ids if page_class.fits_a_column else np.arange(len(row.page_checksums))
+        # A pool that cannot be cut into pages came whole, or, where no page was wanted, not at all.
+        uncut = len(self.page_ids) > 0 and not page_class.fits_a_column
+        page_ids = np.arange(len(row.page_checksums)) if uncut else self.page_ids
         found = page_checksums(self.partial.pool, size, page_ids)
         problems = checksum_problems(found, row.page_checksums[page_ids], where=where, page_ids=page_ids)
         if problems:

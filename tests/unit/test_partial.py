@@ -33,9 +33,10 @@ def test_it_is_select_and_compact_of_the_whole(tmp_path, profile, mapped, elemen
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("element_type", ["float32", "int4"])
 @pytest.mark.parametrize("tokens", [(0, 5), (5, 11), (3, 9), (100, 200), slice(0, 0)])
-def test_ranges_of_positions(tmp_path, profile, tokens):
-    made = make_tensor(element_type="float32")
+def test_ranges_of_positions(tmp_path, profile, tokens, element_type):
+    made = make_tensor(element_type=element_type)
     path = write(tmp_path / "s.arrow", [made], profile=profile)
     with ha.open_snapshot(path, mapped=False) as snapshot:
         found = snapshot.read_sequences([2, 0], tokens=tokens).tensors[0]
