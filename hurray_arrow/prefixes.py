@@ -152,7 +152,7 @@ def match_groups(
         rules = [_media_rule(_first_known(groups, "media", s) or (), spans)]
         rules += [_storage_rule(group, s) for group in groups]
         if page_aligned:
-            rules += [lambda n, size=group.page_size: n - n % size for group in groups]  # type: ignore[misc]  # mypy cannot type a lambda's default
+            rules += [_page_rule(group.page_size) for group in groups]
         num_tokens = _largest(_equal_tokens(stored, prompt), rules)
         if num_tokens > best.num_tokens:
             best = PrefixMatch(s, num_tokens, _first_known(groups, "ids", s))
@@ -208,6 +208,10 @@ def _equal_tokens(stored: UInt32Array, prompt: UInt32Array) -> int:
     size = min(stored.size, prompt.size)
     different = stored[:size] != prompt[:size]
     return int(different.argmax()) if different.any() else size
+
+
+def _page_rule(page_size: int) -> Rule:
+    return lambda num_tokens: num_tokens - num_tokens % page_size
 
 
 def _media_rule(stored: Sequence[MediaSpan], given: Sequence[MediaSpan]) -> Rule:

@@ -6,7 +6,7 @@ Spec: snapshot format, section 1. JSON Schema: ``schemas/page_pool.schema.json``
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -66,6 +66,11 @@ class PageClass:
     bits: int
     page_shape: tuple[int, int, int]
     encoding: str = PLAIN
+
+    def encoded(self, encoding: str) -> PageClass:
+        """Return the same pages in an encoding; those of element types without planes are stored plain."""
+        in_planes = encoding == BYTE_PLANES and self.num_planes
+        return replace(self, encoding=BYTE_PLANES if in_planes else PLAIN)
 
     @property
     def page_elems(self) -> int:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from hurray_arrow.arrow.page_class import BYTE_PLANES, PLAIN, PageClass
+from hurray_arrow.arrow.page_class import PLAIN, PageClass
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, BlockTableType, PagePoolType
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import UnsupportedError
@@ -164,8 +164,7 @@ class SchemaPlan:
 def page_class_of(descriptor: BlockPagedDescriptor, *, encoding: str = PLAIN) -> PageClass:
     """Return the page class of a tensor's pool; element types without planes are stored plain."""
     element = descriptor.element_type
-    plain = PageClass(element.name, element.bits, descriptor.page_shape)
-    return replace(plain, encoding=encoding) if encoding == BYTE_PLANES and plain.num_planes else plain
+    return PageClass(element.name, element.bits, descriptor.page_shape).encoded(encoding)
 
 
 def page_column_name(number: int) -> str:

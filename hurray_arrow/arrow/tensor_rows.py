@@ -6,7 +6,6 @@ Spec: snapshot format, sections 2 and 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,7 +115,7 @@ def _check_columns(row: Row, descriptor: BlockPagedDescriptor) -> None:
         "layer_index": (row.layer_index, descriptor.layer_index),
     }
     if row.page_class is not None:
-        stated[row.pool_column] = (replace(row.page_class, encoding=PLAIN), page_class)
+        stated[row.pool_column] = (row.page_class.encoded(PLAIN), page_class)
     if (row.pool_column == POOL_BYTES) == page_class.fits_a_column:
         kind = PAGE_POOL if page_class.fits_a_column else POOL_BYTES
         stated["pool"] = (row.pool_column or "no pool column", kind)

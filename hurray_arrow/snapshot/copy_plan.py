@@ -9,13 +9,13 @@ Spec: snapshot format, sections 2 and 3; operations as of :mod:`hurray_arrow.ops
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from hurray_arrow import ops
-from hurray_arrow.arrow.page_class import BYTE_PLANES, PageClass
+from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.rows import Tables
 from hurray_arrow.arrow.schema import SchemaPlan, table_storage_name
 from hurray_arrow.elements import ELEMENT_TYPES, ElementType
@@ -79,8 +79,7 @@ class _Copied:
         return self.element_type.size_bytes(self.num_pages * page_size * num_heads * head_dim)
 
     def page_class(self, encoding: str) -> PageClass:
-        plain = PageClass(self.element_type.name, self.element_type.bits, self.page_shape)
-        return replace(plain, encoding=encoding) if encoding == BYTE_PLANES and plain.num_planes else plain
+        return PageClass(self.element_type.name, self.element_type.bits, self.page_shape).encoded(encoding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ FREE_INDEX_BYTES = 16 << 20
 _HASH = re.compile("[0-9a-f]{16}")
 SPEC = "snapshot format 4"
 
+NOT_FINISHED = "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows"
 #: What an index is of.
 FILE, STREAM = "file", "stream"
 #: What a row of a stream does not have.
@@ -233,9 +234,7 @@ class Index:
         key = INDEX_KEY if INDEX_KEY.encode() in pairs else INDEX_ZST_KEY
         stored = pairs.get(key.encode())
         if stored is None:
-            raise SnapshotIncompleteError(
-                "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows", url=url
-            )
+            raise SnapshotIncompleteError(NOT_FINISHED, url=url)
         expected = pairs.get(INDEX_HASH_KEY.encode(), b"")
         if xxh3_hex(stored).encode() != expected:
             message = f"xxh3 {xxh3_hex(stored)}, {INDEX_HASH_KEY} says {expected.decode('ascii', 'replace')}"

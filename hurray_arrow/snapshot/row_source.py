@@ -289,10 +289,8 @@ class ShareIndexedRows(IndexedRows):
         pages_end = pages + (place.pages_bytes or 0)
         within = sum(start < pages_end and start + size > pages for start, size in layout.buffers if size)
         if within > 1:
-            where, message = (
-                f"tensor {place.tensor_index}.page_pool",
-                f"{within} buffers where the index says pages are",
-            )
+            message = f"{within} buffers where the index says pages are"
+            where = f"tensor {place.tensor_index}.page_pool"
             raise refuse(ProblemCode.ROW_PLACE, where, message, url=self.source.url)
 
 

@@ -6,7 +6,7 @@ Spec: Arrow PyCapsule Interface; snapshot format, section 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,20 +14,15 @@ import pyarrow as pa
 
 from hurray_arrow.arrow.metadata import schema_metadata
 from hurray_arrow.arrow.row_batches import row_batch
-from hurray_arrow.arrow.rows import Row
 from hurray_arrow.arrow.schema import SchemaPlan
 from hurray_arrow.descriptor import BlockPagedDescriptor
+from hurray_arrow.snapshot.checked_tensors import RowProvider
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.tensor import BlockPagedTensor
 
 
-class _FirstRows(Protocol):
-    def tables_row_of(self, tensor_index: int) -> Row:
-        """Return a tensor's first row; its pages may be left out."""
-
-
 def row_reader(
-    rows: _FirstRows,
+    rows: RowProvider,
     entries: Sequence[Entry],
     *,
     tensor_of: Callable[[Entry], tuple[BlockPagedTensor, npt.NDArray[np.uint64] | None]],

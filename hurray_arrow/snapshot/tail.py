@@ -34,10 +34,7 @@ from hurray_arrow.errors import (
     SnapshotIncompleteError,
 )
 from hurray_arrow.snapshot.files import Source
-from hurray_arrow.snapshot.index import MAX_INDEX_BYTES, SPEC, Index
-
-NOT_FINISHED = "the writer did not finish, or another tool rewrote the file; recover=True reads whole rows"
-
+from hurray_arrow.snapshot.index import MAX_INDEX_BYTES, NOT_FINISHED, SPEC, Index
 
 #: An end batch has no rows, so nearly no body; another tool's last batch may hold everything.
 _MAX_END_BODY_BYTES = 64 << 10
