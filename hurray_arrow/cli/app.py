@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -33,14 +35,21 @@ class Unreadable(click.ClickException):
 class Commands(click.Group):
     """The group of commands; errors of the library and of the system become exit code 3, wrong arguments 2."""
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the arguments, which also prints help and version."""
+        with _ended_from_outside():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; map errors that a user can cause to one line and an exit code."""
+        with _ended_from_outside():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # What is still buffered would fail again when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(NOBODY_READS)
+            raise
         except (HurrayArrowError, OSError, ImportError) as error:
             raise Unreadable(printable(_said(error))) from error
         except ValueError as error:
@@ -48,8 +57,19 @@ class Commands(click.Group):
             raise click.UsageError(printable(str(error)), ctx) from error
         except MemoryError as error:
             raise Unreadable(printable(f"not enough memory: {error}")) from error
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
+
+
+@contextmanager
+def _ended_from_outside() -> Iterator[None]:
+    """Exit quietly where the user interrupts, or nobody reads on: click would say 1, which is for findings."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(NOBODY_READS) from None
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _said(error: Exception) -> str:

@@ -4,10 +4,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import click
 import pytest
 
 import hurray_arrow as ha
+from hurray_arrow.cli.app import app
+from hurray_arrow.cli.catalog import KEY_VARIABLE
 
 
 def test_version(run):
@@ -117,11 +121,76 @@ def test_a_snapshot_of_no_set_is_named(run, path):
     assert str(path) in result.stderr
 
 
-@pytest.mark.parametrize("flags", [[], ["--json"]])
-def test_a_reader_that_goes_away_is_no_finding(path, flags):
-    command = [sys.executable, "-c", "from hurray_arrow.cli import main; main()", "inspect", str(path), *flags]
+#: Every command that writes to stdout, with what it needs.
+TALKING = [
+    ["--help"],
+    ["--version"],
+    ["inspect", "--help"],
+    ["inspect", "SNAPSHOT"],
+    ["inspect", "SNAPSHOT", "--json"],
+    ["validate", "SNAPSHOT"],
+    ["verify", "SNAPSHOT", "--json"],
+    ["copy", "SNAPSHOT", "copy.arrow"],
+    ["copy", "SNAPSHOT", "copy.arrow", "--json"],
+    ["copy", "SNAPSHOT", "copy.hrry"],
+    ["archive", "SNAPSHOT", "archive.arrow"],
+    ["report", "SNAPSHOT", "-o", "report.html"],
+    ["catalog", "."],
+    ["find-prompt", "catalog.parquet", "prompt.json"],
+    ["demo"],
+]
+
+
+@pytest.mark.parametrize("arguments", TALKING, ids=" ".join)
+def test_a_reader_that_goes_away_is_no_finding(path, run, tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(KEY_VARIABLE, "07" * 32)
+    if arguments[0] == "find-prompt":
+        assert run("catalog", ".", "--output", "catalog.parquet").exit_code == 0
+        Path("prompt.json").write_text('{"token_ids": [1, 2, 3]}')
+    given = [str(path) if each == "SNAPSHOT" else each for each in arguments]
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
+        command = [sys.executable, "-m", "hurray_arrow_command", *given]
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_every_command_is_among_them():
+    assert {each[0] for each in TALKING} == {"--help", "--version", *app.commands}
+
+
+#: Ctrl-C when Python is about to import a module of this name.
+INTERRUPTED_START = """
+import os, signal, sys
+class Interrupting:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+if KIND == "ignored":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+from hurray_arrow_command import main
+sys.meta_path.insert(0, Interrupting)
+sys.argv[1:] = ["--version"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["hurray_arrow", "pyarrow.lib", "hurray_arrow.snapshot", "click", "rich.console"])
+@pytest.mark.parametrize("kind", ["heard", "ignored"])
+def test_an_interrupt_while_it_starts_is_quiet(module, kind):
+    program = INTERRUPTED_START.replace("MODULE", repr(module)).replace("KIND", repr(kind))
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130 if kind == "heard" else 0, b"")
+    assert bool(ended.stdout) == (kind == "ignored")
+
+
+def test_an_interrupt_while_arguments_are_read_is_quiet(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(click.Group, "parse_args", interrupted)
+    result = run("inspect")
+    assert (result.exit_code, result.output) == (130, "")

@@ -87,7 +87,7 @@ def test_wheel_holds_the_package_and_nothing_else(dist):
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     names = zipfile.ZipFile(dist[1]).namelist()
     assert len(names) == len(set(names))
-    assert set(names) == package | {DEMO_DATA} | about
+    assert set(names) == package | {"hurray_arrow_command.py", DEMO_DATA} | about
 
 
 def test_sdist_holds_what_builds_and_explains(dist):
@@ -96,8 +96,8 @@ def test_sdist_holds_what_builds_and_explains(dist):
         assert max(member.size for member in archive.getmembers()) < 4 << 20
     tops = {name.partition("/")[0] for name in names}
     assert tops == {
-        "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "docs", "examples", "hurray_arrow", "pyproject.toml",
-        "schemas", ".gitignore",
+        "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "docs", "examples", "hurray_arrow",
+        "hurray_arrow_command.py", "pyproject.toml", "schemas", ".gitignore",
     }  # fmt: skip
     junk = re.compile(r"\.venv|__pycache__|\.pyc$|\.[a-z]+_cache|(^|/)tests?/|\.arrow$|node_modules")
     assert [name for name in names if junk.search(name)] == []
@@ -110,7 +110,7 @@ def test_metadata_says_what_pyproject_says(dist):
         [licence] = [name for name in wheel.namelist() if name.endswith("LICENSE")]
         assert wheel.read(licence) == (ROOT / "LICENSE").read_bytes()
         [points] = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
-        assert b"hurray-arrow = hurray_arrow.cli:main" in wheel.read(points)
+        assert b"hurray-arrow = hurray_arrow_command:main" in wheel.read(points)
     metadata = message_from_bytes(stored)
     assert (metadata["Name"], metadata["Version"]) == ("hurray-arrow", PROJECT["version"])
     assert metadata["License-Expression"] == PROJECT["license"] == "Apache-2.0"
