@@ -18,6 +18,7 @@ from hurray_arrow.arrow.schema import PAGE_POOL, POOL_BYTES, page_class_of
 from hurray_arrow.arrow.types import holds_the_same
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.memory import copy_of
 from hurray_arrow.spec import INDEX_TYPE_NAMES, KV_ROLE_NAMES, MIN_ALIGNMENT_BYTES
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -174,13 +175,4 @@ def aligned(buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the same values at a multiple of 64 bytes: the array itself where it lies so, else a copy."""
     if buffer.ctypes.data % MIN_ALIGNMENT_BYTES == 0:
         return buffer
-    made = aligned_empty(buffer.nbytes).view(buffer.dtype)
-    made[:] = buffer
-    return made
-
-
-def aligned_empty(size_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return new memory at a multiple of 64 bytes: uint8 ``[size_bytes]``, not initialised."""
-    room = np.empty(size_bytes + MIN_ALIGNMENT_BYTES, np.uint8)
-    start = -room.ctypes.data % MIN_ALIGNMENT_BYTES
-    return room[start : start + size_bytes]
+    return copy_of(buffer).view(buffer.dtype)

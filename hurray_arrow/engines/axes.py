@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from hurray_arrow.engines.arrays import Words
 from hurray_arrow.errors import LayoutError
-
-Words: TypeAlias = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

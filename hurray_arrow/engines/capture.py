@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from hurray_arrow.engines.arrays import Int64Array, Words
 from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerFormat
 from hurray_arrow.engines.layouts import PagePart
-from hurray_arrow.engines.page_copies import Int64Array, Words, reading_pages
+from hurray_arrow.engines.page_copies import reading_pages
 from hurray_arrow.engines.tables import PageTables
 from hurray_arrow.errors import CopyRequiredError, LayoutError
 from hurray_arrow.ops.page_table import entry_fills, first_use, page_fills

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from hurray_arrow.errors import CopyRequiredError, HurrayArrowError, MissingDependencyError, UnsupportedError
 from hurray_arrow.mappings import private_copy
+from hurray_arrow.memory import copy_of
 from hurray_arrow.spec import MIN_ALIGNMENT_BYTES
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -73,9 +74,7 @@ def to_hurray(tensor: BlockPagedTensor, *, copy: bool | None = None) -> hurray.T
     """
     module = imported_hurray()
     if copy is None and not _is_aligned(tensor.buffers[_POOL]):
-        tensor = BlockPagedTensor.from_buffers(
-            tensor.descriptor, [_aligned_copy(tensor.buffers[_POOL]), *tensor.buffers[1:]]
-        )
+        tensor = BlockPagedTensor.from_buffers(tensor.descriptor, [copy_of(tensor.buffers[_POOL]), *tensor.buffers[1:]])
     return module.from_hurray(tensor)
 
 
@@ -184,21 +183,13 @@ def _handed_out(tensor: BlockPagedTensor) -> tuple[Bytes, ...]:
                     "in a snapshot are, and hurray_arrow.engines.hurray.to_hurray() copies them"
                 )
             shared = private_copy(pool)
-            buffers = (pool if shared is None else shared, *map(_aligned_copy, small))
+            buffers = (pool if shared is None else shared, *map(copy_of, small))
             _HANDED_OUT[tensor] = buffers
     return buffers
 
 
 def _is_aligned(buffer: Bytes) -> bool:
     return not buffer.nbytes or buffer.ctypes.data % MIN_ALIGNMENT_BYTES == 0
-
-
-def _aligned_copy(buffer: Bytes) -> Bytes:
-    memory = np.empty(buffer.nbytes + MIN_ALIGNMENT_BYTES, np.uint8)
-    start = -memory.ctypes.data % MIN_ALIGNMENT_BYTES
-    copied: Bytes = memory[start : start + buffer.nbytes]
-    copied[:] = buffer
-    return copied
 
 
 class _Memory:

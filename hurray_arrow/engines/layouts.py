@@ -33,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.elements import ELEMENT_TYPES, ElementType
-from hurray_arrow.engines.axes import NamedAxes, Words
+from hurray_arrow.engines.arrays import Words
+from hurray_arrow.engines.axes import NamedAxes
 from hurray_arrow.errors import LayoutError
 
 #: Bytes of one float32 scale, of which a slot and head has one for its keys and one for its values.

@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-Int64Array: TypeAlias = npt.NDArray[np.int64]
-Words: TypeAlias = npt.NDArray[Any]
+from hurray_arrow.engines.arrays import Int64Array, Words
 
 #: Bytes that are copied of all parts together before the next pages: a part of any processor's second cache.
 _CHUNK_BYTES = 1 << 20

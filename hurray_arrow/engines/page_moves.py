@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from hurray_arrow.engines.page_copies import Copies, Int64Array, Words, writing_pages
+from hurray_arrow.engines.arrays import Int64Array, Words
+from hurray_arrow.engines.page_copies import Copies, writing_pages
 from hurray_arrow.engines.tables import pages_of_blocks
 from hurray_arrow.errors import LayoutError
 

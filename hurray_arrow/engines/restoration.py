@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hurray_arrow.engines.arrays import Words
 from hurray_arrow.engines.groups import LayerFormat
 from hurray_arrow.engines.layouts import Content, PagePart, new_arrays
-from hurray_arrow.engines.page_copies import Copies, Words, reading_pages
+from hurray_arrow.engines.page_copies import Copies, reading_pages
 from hurray_arrow.engines.page_moves import PageMoves
 from hurray_arrow.engines.stored_layers import Layer, StoredGroup, completed_format, part_words
 from hurray_arrow.errors import LayoutError

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from hurray_arrow.engines.arrays import Int64Array
 from hurray_arrow.engines.page_moves import NO_PAGE, PageMoves, filled_slots, plan_moves, take_blocks
 from hurray_arrow.engines.stored_layers import StoredGroup
 from hurray_arrow.errors import LayoutError
@@ -20,7 +20,6 @@ from hurray_arrow.identity import check_expected, tensor_facts
 
 #: One value for all groups, or one per kv_group.
 PerGroup: TypeAlias = int | Mapping[int, int] | None
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

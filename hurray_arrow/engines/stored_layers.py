@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hurray_arrow.elements import ElementType
+from hurray_arrow.engines.arrays import Words
 from hurray_arrow.engines.groups import LayerFormat
 from hurray_arrow.engines.layouts import Content, Layout, PageDims, PagePart
-from hurray_arrow.engines.page_copies import Words
 from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.schemes import PerTensor
 from hurray_arrow.tensor import BlockPagedTensor

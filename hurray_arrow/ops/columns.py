@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hurray_arrow.elements import ElementType
-from hurray_arrow.ops.memory import Bytes, new_bytes
+from hurray_arrow.memory import Bytes, new_bytes
 from hurray_arrow.packing import pack_codes, unpack_codes
 
 #: Elements of a packed pool that are unpacked at a time.

@@ -12,6 +12,7 @@ from typing import SupportsIndex, overload
 import numpy as np
 
 from hurray_arrow.intake import as_bytes
+from hurray_arrow.memory import Bytes
 from hurray_arrow.ops.columns import cut_columns, join_columns
 from hurray_arrow.ops.group import (
     Group,
@@ -22,7 +23,6 @@ from hurray_arrow.ops.group import (
     refuse_whole_pages,
     take_group,
 )
-from hurray_arrow.ops.memory import Bytes
 from hurray_arrow.ops.parameters import (
     check_movable,
     check_same_scheme,

@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 from hurray_arrow.intake import as_bytes
+from hurray_arrow.memory import Bytes
 from hurray_arrow.ops.group import PAGE_COMPONENT
-from hurray_arrow.ops.memory import Bytes
 from hurray_arrow.ops.page_table import Int64Array
 from hurray_arrow.ops.parameters import read_parameters
 from hurray_arrow.packing import unpack_codes

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hurray_arrow.elements import ElementType
 from hurray_arrow.intake import as_bytes
-from hurray_arrow.ops.memory import Bytes, new_bytes
+from hurray_arrow.memory import Bytes, new_bytes
 from hurray_arrow.ops.page_table import NOTHING, PageMove
 from hurray_arrow.packing import codes_at, pack_codes
 from hurray_arrow.tensor import BlockPagedTensor

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import Problem, ProblemCode, QuantizationError, UnsupportedError
-from hurray_arrow.ops.memory import Bytes, copy_of
+from hurray_arrow.memory import Bytes, copy_of
 from hurray_arrow.quantization import split_parameters
 from hurray_arrow.schemes import FIRST_PARAMETER_BUFFER, OpaqueScheme, PerBlock, PerChannel
 from hurray_arrow.tensor import BlockPagedTensor

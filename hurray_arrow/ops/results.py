@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hurray_arrow.descriptor import BlockPagedDescriptor, BufferHandle, Statistics
 from hurray_arrow.intake import INDEX_DTYPES, as_bytes, shape_pool
-from hurray_arrow.ops.memory import Bytes, copy_of
+from hurray_arrow.memory import Bytes, copy_of
 from hurray_arrow.ops.page_table import PageMove
 from hurray_arrow.ops.pages import move_pool, move_slots
 from hurray_arrow.ops.parameters import lay_parameters, read_parameters

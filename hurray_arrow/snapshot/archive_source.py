@@ -20,10 +20,10 @@ import pyarrow as pa
 from hurray_arrow.arrow.ipc_layout import BatchLayout, IpcLayoutError
 from hurray_arrow.arrow.rows import Row, refuse
 from hurray_arrow.arrow.schema import page_class_of
-from hurray_arrow.arrow.tensor_rows import aligned_empty
 from hurray_arrow.descriptor import BlockPagedDescriptor
 from hurray_arrow.elements import ELEMENT_TYPES
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, SnapshotCorruptError
+from hurray_arrow.memory import new_bytes
 from hurray_arrow.snapshot.archive_rows import FREE_SMALL_BYTES, MAX_ROW_BYTES, most_decoded_bytes
 from hurray_arrow.snapshot.checksums import checksum_problems, page_checksums
 from hurray_arrow.snapshot.files import Source
@@ -71,7 +71,7 @@ class ArchiveIndexedRows(IndexedRows):
         if len(places) == 1:
             return [first]
         page_bytes = self._page_bytes(first, places)
-        pool = aligned_empty(sum(place.num_pages for place in places) * page_bytes)
+        pool = new_bytes(sum(place.num_pages for place in places) * page_bytes)
         jobs: list[list[Future[Row]]] = []
         for number, window in enumerate(windows):
             if number:

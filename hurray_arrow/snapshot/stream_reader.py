@@ -32,7 +32,7 @@ from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.rows import Row, Tables, is_pool_column
 from hurray_arrow.arrow.schema import SchemaPlan, schema_xxh3
 from hurray_arrow.arrow.small_columns import small_xxh3
-from hurray_arrow.arrow.tensor_rows import aligned, aligned_empty, tables_of, tensor_from_rows
+from hurray_arrow.arrow.tensor_rows import aligned, tables_of, tensor_from_rows
 from hurray_arrow.arrow.types import BLOCK_TABLE_STORAGES, held_types
 from hurray_arrow.errors import (
     HurrayArrowError,
@@ -42,6 +42,7 @@ from hurray_arrow.errors import (
     SnapshotError,
     SnapshotIncompleteError,
 )
+from hurray_arrow.memory import new_bytes
 from hurray_arrow.snapshot.checksums import page_problems
 from hurray_arrow.snapshot.expectations import check_metadata, check_tensor
 from hurray_arrow.snapshot.groups import missing_members
@@ -290,7 +291,7 @@ class StreamReader:
         """Read a body into memory with its header; its largest buffer, the pages, lies at a multiple of 64 bytes."""
         largest = max(layout.buffers, key=lambda buffer: buffer[1], default=(0, 0))[0]
         start = -(len(header) + largest) % MIN_ALIGNMENT_BYTES
-        memory = aligned_empty(start + len(header) + body_bytes)[start:]
+        memory = new_bytes(start + len(header) + body_bytes)[start:]
         memory[: len(header)] = header
         self._fill(memoryview(memory.data)[len(header) :])
         return pa.py_buffer(memory)

@@ -1,4 +1,4 @@
-"""New memory for results.
+"""New memory, at multiples of what the specification aligns buffers to.
 
 Spec: block-paged layout, Alignment.
 """
