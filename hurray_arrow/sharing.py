@@ -107,6 +107,30 @@ class PageSharing(TensorFields):
         return np.flatnonzero(self.page_references() == 0).astype(np.int64, copy=False)
 
 
+def sequences_per_named_page(block_table: IndexArray, seq_ptr: IndexArray) -> Int64Array:
+    """Count the sequences of each page that a table names.
+
+    :meth:`PageSharing.sequences_per_page` has an entry for every page, and of pages without bytes a file can claim more
+    than memory holds.
+
+    Parameters
+    ----------
+    block_table, seq_ptr
+        As of a tensor; checked.
+
+    Returns
+    -------
+    numpy.ndarray
+        New int64 array, one entry per page that is named, at most as long as ``block_table``.
+
+    Spec: block-paged layout, Prefix Sharing.
+    """
+    named, pages = np.unique(block_table, return_inverse=True)
+    num_seqs, ends = max(seq_ptr.size - 1, 1), seq_ptr.astype(np.int64)
+    owners = np.repeat(np.arange(ends.size - 1), ends[1:] - ends[:-1])
+    return np.bincount(np.unique(pages * num_seqs + owners) // num_seqs, minlength=len(named))
+
+
 def _references(block_table: IndexArray, *, num_pages: int) -> Int64Array:
     return np.bincount(block_table.astype(np.int64), minlength=num_pages).astype(np.int64, copy=False)
 

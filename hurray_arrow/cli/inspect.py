@@ -7,17 +7,16 @@ from typing import Any
 
 import click
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
 from hurray_arrow.cli.options import as_json_option, options_of, storage_option
 from hurray_arrow.cli.output import console, count, print_json, printable, size
+from hurray_arrow.sharing import sequences_per_named_page
 from hurray_arrow.snapshot import Snapshot, SnapshotSet, open_snapshot, open_snapshot_set
 from hurray_arrow.snapshot.copy_plan import without_bytes
 from hurray_arrow.snapshot.sets import is_glob
 from hurray_arrow.snapshot.stores import shown
-from hurray_arrow.tensor import BlockPagedTensor
 
 #: Metadata that may say whose the cache is or what was asked; inspect says only that it is there.
 WITHHELD = ("tenant", "adapter", "user")
@@ -108,7 +107,7 @@ def group_summary(snapshot: Snapshot | SnapshotSet, kv_group: int) -> dict[str, 
     """
     entries = [entry for entry in snapshot.entries if entry.kv_group == kv_group]
     tensor = without_bytes(entries[0], snapshot.group_tables(kv_group))
-    sharers = sequences_per_named_page(tensor)
+    sharers = sequences_per_named_page(tensor.block_table, tensor.seq_ptr)
     sequences, pages = np.unique(sharers[sharers > 1], return_counts=True)
     facts = tensor.sequences
     known = facts.seq_lens is not None and (facts.seq_lens_known is None or bool(facts.seq_lens_known.all()))
@@ -126,29 +125,6 @@ def group_summary(snapshot: Snapshot | SnapshotSet, kv_group: int) -> dict[str, 
         "total_tokens": tensor.total_tokens if known or not tensor.num_seqs else None,
         "total_logical_pages": tensor.descriptor.total_logical_pages,
     }
-
-
-def sequences_per_named_page(tensor: BlockPagedTensor) -> npt.NDArray[np.int64]:
-    """Count the sequences of each page that a table names.
-
-    :meth:`BlockPagedTensor.sequences_per_page` has an entry for every page, and of pages without bytes a file can claim
-    more than memory holds.
-
-    Parameters
-    ----------
-    tensor
-        Its tables are read, its pages are not.
-
-    Returns
-    -------
-    numpy.ndarray
-        New int64 array, one entry per page that is named, at most as long as ``block_table``.
-    """
-    named, pages = np.unique(tensor.block_table, return_inverse=True)
-    num_seqs = max(tensor.num_seqs, 1)
-    ends = tensor.seq_ptr.astype(np.int64)
-    owners = np.repeat(np.arange(tensor.num_seqs), ends[1:] - ends[:-1])
-    return np.bincount(np.unique(pages * num_seqs + owners) // num_seqs, minlength=len(named))
 
 
 def show(found: dict[str, Any], title: str, *, to: Console) -> None:

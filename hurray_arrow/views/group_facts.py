@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hurray_arrow.errors import UnknownSequenceLengthError
+from hurray_arrow.errors import UnknownSequenceLengthError, UnsupportedError
 from hurray_arrow.sequences import Sequences
+from hurray_arrow.sharing import sequences_per_named_page
 from hurray_arrow.tensor import BlockPagedTensor
 
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 #: A length that nobody recorded.
 UNKNOWN = -1
+#: Pages that have bytes are bounded by them; of others no more than this are listed one by one.
+MOST_PAGES_WITHOUT_BYTES = 2**20
 
 
 class GroupFacts:
@@ -44,6 +47,7 @@ class GroupFacts:
         self.page_size = tensor.page_size
         self.num_pages = tensor.num_pages
         self.sequences: Sequences = tensor.sequences
+        self._can_be_listed = tensor.buffers[0].size > 0 or tensor.num_pages <= MOST_PAGES_WITHOUT_BYTES
         self.table: Int64Array = tensor.block_table.astype(np.int64)
         self.seq_ptr: Int64Array = tensor.seq_ptr.astype(np.int64)
         self._sequences_per_page: Any = tensor.sequences_per_page
@@ -64,21 +68,42 @@ class GroupFacts:
         """int64 ``[entries]``: which page of its sequence each table entry is."""
         return np.arange(self.table.size) - np.repeat(self.seq_ptr[:-1], np.diff(self.seq_ptr))
 
+    @property
+    def listed_pages(self) -> int:
+        """Pages, of which there is one entry in arrays ``[num_pages]``.
+
+        Raises
+        ------
+        UnsupportedError
+            Pages without bytes, of which a small file may claim more than memory holds.
+        """
+        if not self._can_be_listed:
+            message = f"{self.num_pages} pages without bytes, expected at most {MOST_PAGES_WITHOUT_BYTES} to list them"
+            raise UnsupportedError(message)
+        return self.num_pages
+
+    @cached_property
+    def sequences_per_named_page(self) -> Int64Array:
+        """int64: sequences that name each page that is named, in the order of the pages."""
+        if not self._can_be_listed:
+            return sequences_per_named_page(self.table, self.seq_ptr)
+        return self.sequences_per_page[self.references > 0]
+
     @cached_property
     def references(self) -> Int64Array:
         """int64 ``[num_pages]``: table entries that name each page."""
-        return np.bincount(self.table, minlength=self.num_pages).astype(np.int64, copy=False)
+        return np.bincount(self.table, minlength=self.listed_pages).astype(np.int64, copy=False)
 
     @cached_property
     def sequences_per_page(self) -> Int64Array:
         """int64 ``[num_pages]``: sequences that name each page."""
-        found: Int64Array = self._sequences_per_page()
+        found: Int64Array = self._sequences_per_page() if self.listed_pages else np.empty(0, np.int64)
         return found
 
     @cached_property
     def first_sequence(self) -> Int64Array:
         """int64 ``[num_pages]``: the first sequence that names each page, -1 where none does."""
-        first = np.full(self.num_pages, -1)
+        first = np.full(self.listed_pages, -1)
         first[self.table[::-1]] = self.owners[::-1]
         return first
 
@@ -88,7 +113,7 @@ class GroupFacts:
         lengths = self.num_tokens[self.owners]
         filled = np.clip(lengths - self.places * self.page_size, 0, self.page_size)
         known = lengths != UNKNOWN
-        fill = np.zeros(self.num_pages, np.int64)
+        fill = np.zeros(self.listed_pages, np.int64)
         np.maximum.at(fill, self.table[known], filled[known])
         doubtful = self.table[~known]
         fill[doubtful[fill[doubtful] < self.page_size]] = UNKNOWN

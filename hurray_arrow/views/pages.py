@@ -112,7 +112,7 @@ class PagesView(View):
                     yield self._batch({**_makers(entry, facts, ids), **values})
 
     def _page_ids(self, entry: Entry, facts: GroupFacts) -> Int64Array:
-        start, stop = self.page_range or (0, facts.num_pages)
+        start, stop = self.page_range or (0, facts.listed_pages)
         if self.selection.places is None:
             return np.arange(start, stop)
         rows = [facts.page_ids(sequence) for sequence in self.selection.places_of(entry, facts)]

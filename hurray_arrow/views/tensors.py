@@ -103,10 +103,10 @@ _DESCRIBED: dict[str, tuple[pa.DataType, Callable[[BlockPagedDescriptor], Any]]]
 }
 #: From the tables.
 _COUNTED: dict[str, tuple[pa.DataType, Callable[[GroupFacts], Any]]] = {
-    "referenced_pages": (pa.uint64(), lambda facts: int(np.count_nonzero(facts.references))),
-    "unreferenced_pages": (pa.uint64(), lambda facts: int(np.count_nonzero(facts.references == 0))),
-    "shared_pages": (pa.uint64(), lambda facts: int(np.count_nonzero(facts.sequences_per_page > 1))),
-    "sharing_ratio": (pa.float64(), lambda facts: _ratio(facts.table.size, np.count_nonzero(facts.references))),
+    "referenced_pages": (pa.uint64(), lambda facts: facts.sequences_per_named_page.size),
+    "unreferenced_pages": (pa.uint64(), lambda facts: facts.num_pages - facts.sequences_per_named_page.size),
+    "shared_pages": (pa.uint64(), lambda facts: int(np.count_nonzero(facts.sequences_per_named_page > 1))),
+    "sharing_ratio": (pa.float64(), lambda facts: _ratio(facts.table.size, facts.sequences_per_named_page.size)),
 }
 
 

@@ -12,7 +12,7 @@ import termios
 import numpy as np
 
 import hurray_arrow as ha
-from hurray_arrow.cli.inspect import sequences_per_named_page
+from hurray_arrow.sharing import sequences_per_named_page
 
 ENTRY_KEYS = {
     "tensor_index", "layer_index", "layer_name", "kv_role", "component", "kv_group", "num_pages", "page_shape",
@@ -104,7 +104,8 @@ def test_several_groups_each_have_a_line(run, tmp_path):
 def test_sharing_is_the_tensors_own(path):
     with ha.open_snapshot(path) as snapshot:
         tensor = snapshot.read(layer_index=13, kv_role="value")
-    assert sequences_per_named_page(tensor).tolist() == tensor.sequences_per_page()[[0, 2, 3, 5]].tolist()
+    named = sequences_per_named_page(tensor.block_table, tensor.seq_ptr)
+    assert named.tolist() == tensor.sequences_per_page()[[0, 2, 3, 5]].tolist()
 
 
 def test_more_pages_than_memory_holds_are_counted(run, tmp_path):

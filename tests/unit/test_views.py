@@ -400,6 +400,24 @@ def test_shared_pages_are_those_of_the_tensor(tmp_path):
     assert shared == list(SHARED)
 
 
+def test_pages_without_bytes_are_counted_however_many_a_file_claims(tmp_path):
+    path = tmp_path / "s.arrow"
+    tensor = ha.BlockPagedTensor.from_arrays(
+        np.zeros((2**45, 3, 0, 5), np.float32), block_tables=[[2**31, 7], [7]], seq_lens=[4, 2], kv_role="key"
+    )
+    ha.write_snapshot(path, [tensor])
+    with ha.open_snapshot(path) as snapshot:
+        [row] = snapshot.tensors().read_all().to_pylist()
+        assert (row["referenced_pages"], row["unreferenced_pages"]) == (2, 2**45 - 2)
+        assert (row["shared_pages"], row["sharing_ratio"]) == (1, 1.5)
+        assert snapshot.tokens().read_all()["page_id"].to_pylist() == [2**31] * 3 + [7] * 3
+        columns = ["sequence", "num_tokens", "page_ids"]
+        assert snapshot.sequences(columns=columns).read_all()["page_ids"].to_pylist() == [[2**31, 7], [7]]
+        for view in (snapshot.sequences, snapshot.pages):
+            with pytest.raises(ha.UnsupportedError):
+                view().read_all()
+
+
 def test_a_view_may_be_read_again(tmp_path):
     tensor = make_tensor(element_type="int8")
     with written(tmp_path, tensor) as snapshot:
