@@ -8,7 +8,8 @@ Spec: wire format 1.
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from typing import Any, SupportsIndex
 
 from hurray_arrow._wire import Reader
 from hurray_arrow.elements import ElementType, PrivateType, element_type
@@ -39,6 +40,21 @@ def member_or_value(kind: type[KvRole | IndexType], value: Any, names: dict[str,
     """Return the enum's member, or the value itself for :meth:`BlockPagedDescriptor.validate` to report."""
     value = names.get(value, value) if isinstance(value, str) else value
     return kind(value) if value in tuple(kind) else value
+
+
+def integer(value: Any, name: str) -> int:
+    """Return a field as a Python integer; refuse with its name what is none."""
+    if not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    return operator.index(value)
+
+
+def check_kinds(**sections: Any) -> None:
+    """Refuse what is no section of a descriptor, such as the name of a scheme."""
+    expected = {"quantization": "a scheme such as PerTensor", "statistics": "Statistics"}
+    for name, value in sections.items():
+        if value is not None and not hasattr(value, "validate"):
+            raise TypeError(f"{name}: expected {expected[name]}, got {type(value).__name__}")
 
 
 def read_header(reader: Reader) -> tuple[int, int, int]:

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hurray_arrow._wire import Reader
-from hurray_arrow.codec import member_or_value, read_body, read_header
+from hurray_arrow.codec import check_kinds, integer, member_or_value, read_body, read_header
 from hurray_arrow.elements import ElementType, element_type, validate_element_type
 from hurray_arrow.errors import InvalidDescriptorError, Problem, ProblemCode, QuantizationError, WireFormatError
 from hurray_arrow.quantization import Quantization
@@ -126,9 +126,9 @@ class BlockPagedDescriptor:
         self._set("element_type", element_type(self.element_type))
         self._set("shape", tuple(operator.index(size) for size in self.shape))
         for name in ("page_size", "num_pages", "num_seqs", "version_major", "version_minor", "paged_axis"):
-            self._set(name, operator.index(getattr(self, name)))
-        if self.layer_index is not None:
-            self._set("layer_index", operator.index(self.layer_index))
+            self._set(name, integer(getattr(self, name), name))
+        self._set("layer_index", None if self.layer_index is None else integer(self.layer_index, "layer_index"))
+        check_kinds(quantization=self.quantization, statistics=self.statistics)
         self._set("kv_role", member_or_value(KvRole, self.kv_role, KV_ROLES))
         self._set("index_type", member_or_value(IndexType, self.index_type, INDEX_TYPES))
         self._set("buffers", tuple(self.buffers))

@@ -370,6 +370,8 @@ class PagedReading(PageSharing):
 
 
 def _index(value: SupportsIndex, size: int, name: str) -> int:
+    if not isinstance(value, SupportsIndex):
+        raise TypeError(f"{name}: {value!r}, expected its place, an integer")
     index = operator.index(value)
     if not 0 <= index < size:
         raise IndexError(f"{name} {index}, expected 0 <= {name} < {size}")
@@ -377,6 +379,8 @@ def _index(value: SupportsIndex, size: int, name: str) -> int:
 
 
 def _each(seq: Which) -> list[int]:
+    if isinstance(seq, str):
+        raise TypeError("seq: an id, expected the place of a sequence, an integer; ops.select() takes ids")
     # An array also has __index__, whatever its shape is.
     if isinstance(seq, SupportsIndex) and not (isinstance(seq, np.ndarray) and seq.ndim):
         return [operator.index(seq)]

@@ -198,7 +198,7 @@ def known_sequences(sequences: Sequences | None, facts: SequenceFacts) -> Sequen
         Both are given, or a fact that there is not.
     """
     if unknown := sorted(set(facts) - {*FACT_NAMES, "seq_lens_known"}):
-        raise TypeError(f"no argument {', '.join(unknown)}: of sequences there are {', '.join(FACT_NAMES)}")
+        raise TypeError(f"unexpected argument {', '.join(unknown)}; of sequences there are {', '.join(FACT_NAMES)}")
     if sequences is None:
         return Sequences(**facts)
     if facts:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Unpack
 
 from hurray_arrow.engines.capture import capture_cache
-from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerTypes, PerLayer, layer_formats, split_groups
+from hurray_arrow.engines.groups import (
+    CacheFacts,
+    CacheGroup,
+    LayerTypes,
+    PerLayer,
+    check_by_layer,
+    layer_formats,
+    split_groups,
+)
 from hurray_arrow.engines.layouts import Layout
 from hurray_arrow.engines.origin import cache_metadata
 from hurray_arrow.engines.restoration import Restored, new_cache, write_sequence
@@ -28,6 +36,7 @@ from hurray_arrow.engines.stored_layers import stored_groups
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.identity import check_expected, tensor_facts
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class Adapter:
 
         Spec: block-paged layout, Buffer Table; snapshot format section 2.
         """
+        check_by_layer(arrays, name="arrays")
         groups = split_groups(arrays, groups)
         formats = layer_formats(
             arrays,
@@ -195,7 +205,7 @@ class Adapter:
 
         Spec: snapshot format sections 2 and 3.
         """
-        tensors = list(tensors)
+        tensors = listed_tensors(tensors)
         check_expected(metadata or {}, expect, facts=tensor_facts(tensors, metadata))
         groups = stored_groups(tensors)
         formats = layer_formats(
@@ -280,7 +290,8 @@ class Adapter:
 
         Spec: block-paged layout, Element Lookup; snapshot format sections 2 and 3.
         """
-        groups = stored_groups(tensors)
+        check_by_layer(destination, name="destination")
+        groups = stored_groups(listed_tensors(tensors))
         numbers = sequence_numbers(groups, sequence)
         check_belongs(groups, numbers, expect, metadata)
         stored = [name for group in groups for name in group.layers]

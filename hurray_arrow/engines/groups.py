@@ -94,6 +94,19 @@ class CacheGroup:
         return self.tables.page_size
 
 
+def check_by_layer(arrays: Any, *, name: str) -> None:
+    """Refuse a cache without names; a tensor or a list of them would be taken for one further on.
+
+    Raises
+    ------
+    LayoutError
+        No mapping of layer names.
+    """
+    if not isinstance(arrays, Mapping):
+        kind = type(arrays).__name__
+        raise LayoutError(f"{name}: {kind}, expected {{layer_name: array}}", expected="Mapping", actual=kind)
+
+
 def split_groups(layer_names: Iterable[str], groups: Sequence[CacheGroup]) -> list[CacheGroup]:
     """Check that every layer is in exactly one group, and every group's layers are there.
 

@@ -12,6 +12,7 @@ from hurray_arrow.engines.groups import CacheGroup
 from hurray_arrow.engines.stored_layers import StoredGroup, stored_groups
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 
 def cache_metadata(
@@ -56,7 +57,7 @@ def cache_metadata(
 
     Spec: snapshot format section 3.
     """
-    tensors = list(tensors)
+    tensors = listed_tensors(tensors)
     stored = stored_groups(tensors)
     if groups is not None and len(groups) != len(stored):
         message = f"groups: {len(groups)}, the tensors have {len(stored)}"

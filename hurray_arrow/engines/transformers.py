@@ -22,6 +22,7 @@ from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.identity import check_expected, model_metadata, tensor_facts
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 #: What a cache is rebuilt in: floating point types that torch has under the same names.
 _TORCH_TYPES = ("float16", "bfloat16", "float32", "float64")
@@ -276,7 +277,7 @@ def import_cache(
     Spec: snapshot format sections 2 and 3.
     """
     torch, transformers = classes.import_transformers()
-    tensors = list(tensors)
+    tensors = listed_tensors(tensors)
     layers = _by_layer(tensors)
     num_seqs = min(tensor.num_seqs for tensor in tensors)
     batch = list(range(num_seqs)) if sequences is None else [sequences] if isinstance(sequences, int) else [*sequences]

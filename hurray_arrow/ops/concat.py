@@ -6,12 +6,12 @@ Spec: block-paged layout, Buffer Table and Prefix Sharing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 
 from hurray_arrow.ops.facts import facts_of, join_facts
-from hurray_arrow.ops.group import Group, check_same_kind, given_back, mismatch, take_group
+from hurray_arrow.ops.group import Group, check_same_kind, given_back, mismatch, take_groups
 from hurray_arrow.ops.page_bytes import PageBytes, equal_pages
 from hurray_arrow.ops.page_table import (
     IndexArray,
@@ -81,12 +81,7 @@ def concat(
 
     Spec: block-paged layout, Prefix Sharing.
     """
-    listed: list[Any] = list(batches)
-    if not listed:
-        raise ValueError("no batches")
-    if len({isinstance(batch, BlockPagedTensor) for batch in listed}) > 1:
-        raise TypeError("batches: expected one tensor each, or several tensors each, not both")
-    groups = [take_group(batch) for batch in listed]
+    listed, groups = take_groups(batches, name="batches")
     for place, group in enumerate(groups[1:], 1):
         _check_alike(groups[0], group, where=f"batches[{place}]")
     counts = np.concatenate([page_counts(group[0].seq_ptr) for group in groups])

@@ -6,12 +6,13 @@ Spec: snapshot format section 2, kv_group and companions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 #: What operations take; a sequence holds tensors of one kv_group.
 Tensors: TypeAlias = BlockPagedTensor | Sequence[BlockPagedTensor]
@@ -29,13 +30,15 @@ def take_group(tensors: Tensors) -> Group:
     ------
     ValueError
         There are no tensors.
+    TypeError
+        Something else among them.
     InvariantError
         ``kv_group_mismatch``: tables, sequences, page_size or group numbers differ. All codes of
         :meth:`BlockPagedTensor.validate`, for a tensor that was opened permissively or has changed since.
 
     Spec: snapshot format section 2.
     """
-    group = (tensors,) if isinstance(tensors, BlockPagedTensor) else tuple(tensors)
+    group = (tensors,) if isinstance(tensors, BlockPagedTensor) else tuple(listed_tensors(tensors))
     if not group:
         raise ValueError("no tensors")
     for tensor in group:
@@ -47,6 +50,28 @@ def take_group(tensors: Tensors) -> Group:
         message = f"tensors of kv_groups {numbers}, expected one group"
         raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, _SPEC))
     return group
+
+
+def take_groups(several: Iterable[Tensors], *, name: str) -> tuple[list[Tensors], list[Group]]:
+    """Take several tensors, or several groups: as they were given, and as groups.
+
+    Raises
+    ------
+    ValueError
+        There are none.
+    TypeError
+        One tensor alone, or tensors and groups mixed.
+    InvariantError
+        As :func:`take_group`.
+    """
+    if isinstance(several, BlockPagedTensor):
+        raise TypeError(f"{name}: one BlockPagedTensor, expected several: [tensor]")
+    listed = list(several)
+    if not listed:
+        raise ValueError(f"no {name}")
+    if len({isinstance(each, BlockPagedTensor) for each in listed}) > 1:
+        raise TypeError(f"{name}: expected one tensor each, or several tensors each, not both")
+    return listed, [take_group(each) for each in listed]
 
 
 def given_back(tensors: Tensors, results: Iterable[BlockPagedTensor]) -> BlockPagedTensor | list[BlockPagedTensor]:
@@ -77,7 +102,7 @@ def check_same_tables(first: BlockPagedTensor, other: BlockPagedTensor, *, where
         Problem(
             ProblemCode.KV_GROUP_MISMATCH,
             f"{where}.{name}",
-            f"{_shown(other, name)}, expected {_shown(first, name)}",
+            _unlike(getattr(other, name), getattr(first, name)),
             _SPEC,
         )
         for name, equal in same.items()
@@ -87,10 +112,14 @@ def check_same_tables(first: BlockPagedTensor, other: BlockPagedTensor, *, where
         raise InvariantError(problems)
 
 
-def _shown(tensor: BlockPagedTensor, name: str) -> str:
+def _unlike(found: Any, expected: Any) -> str:
     # No token ids, names or tenants: a message goes into logs.
-    value = getattr(tensor, name)
-    return f"{value.size} entries of other values" if isinstance(value, np.ndarray) else str(value)
+    if not isinstance(found, np.ndarray):
+        return f"{found}, expected {expected}"
+    if found.size != expected.size:
+        return f"{found.size} entries, expected {expected.size}"
+    place = int(np.argmax(found != expected))
+    return f"entry {place} is {found[place]}, expected {expected[place]}"
 
 
 def mismatch(where: str, name: str, found: object, expected: object) -> InvariantError:

@@ -14,7 +14,15 @@ import numpy as np
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.intake import as_bytes
 from hurray_arrow.ops.columns import cut_columns, join_columns
-from hurray_arrow.ops.group import Group, check_same_kind, check_same_tables, given_back, mismatch, take_group
+from hurray_arrow.ops.group import (
+    Group,
+    check_same_kind,
+    check_same_tables,
+    given_back,
+    mismatch,
+    take_group,
+    take_groups,
+)
 from hurray_arrow.ops.page_bytes import PageBytes, pages_equal
 from hurray_arrow.ops.page_table import ends_of, entry_fills, first_use, page_fills
 from hurray_arrow.ops.parameters import (
@@ -140,12 +148,7 @@ def merge_heads(
 
     Spec: snapshot format section 3, topology (head_range, head_replica).
     """
-    listed: list[Any] = list(parts)
-    if not listed:
-        raise ValueError("no parts")
-    if len({isinstance(part, BlockPagedTensor) for part in listed}) > 1:
-        raise TypeError("parts: expected one tensor each, or several tensors each, not both")
-    groups = [take_group(part) for part in listed]
+    listed, groups = take_groups(parts, name="parts")
     for place, group in enumerate(groups[1:], 1):
         _check_alike(groups[0], group, where=f"parts[{place}]")
     ranges = None

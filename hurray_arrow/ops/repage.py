@@ -71,6 +71,8 @@ def repage(
 
     Spec: block-paged layout, Per-scheme composition; snapshot format section 2, absent pages.
     """
+    if not isinstance(page_size, SupportsIndex):
+        raise TypeError(f"page_size: {page_size!r}, expected an integer")
     new_page_size = operator.index(page_size)
     if not 1 <= new_page_size <= UINT32_MAX:
         message = f"{new_page_size}, expected 1…{UINT32_MAX}"

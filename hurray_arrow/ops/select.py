@@ -6,7 +6,7 @@ Spec: block-paged layout, Buffer Table; snapshot format section 2, absent pages.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias, overload
 
@@ -201,6 +201,8 @@ def _ranges(tokens: Any, count: int) -> list[tuple[int, int | None] | None]:
         return [None] * count
     if is_half_open(tokens):
         return [half_open(tokens, where="tokens")] * count
+    if not isinstance(tokens, Iterable):
+        raise TypeError(f"tokens: {tokens!r}, expected (start, stop), a slice or a range, or one for each sequence")
     listed = list(tokens)
     if len(listed) != count:
         raise ValueError(f"tokens: {len(listed)} ranges, expected one per sequence ({count})")

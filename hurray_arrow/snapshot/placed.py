@@ -5,7 +5,6 @@ Spec: snapshot format, section 2.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,24 +18,6 @@ from hurray_arrow.tensor import BlockPagedTensor
 
 #: What tells tensors of one kv_group apart.
 _NAMED = ("layer_index", "layer_name", "kv_role", "component")
-
-
-def listed_tensors(tensors: Iterable[Any]) -> list[BlockPagedTensor]:
-    """Return tensors as a list.
-
-    Raises
-    ------
-    TypeError
-        One tensor alone, or something else among them.
-    """
-    if isinstance(tensors, BlockPagedTensor):
-        raise TypeError("tensors: one BlockPagedTensor, expected several: [tensor]")
-    found = list(tensors)
-    for number, tensor in enumerate(found):
-        if not isinstance(tensor, BlockPagedTensor):
-            message = f"tensors[{number}]: {type(tensor).__name__}, expected BlockPagedTensor"
-            raise TypeError(f"{message}: BlockPagedTensor.from_arrays() makes one of arrays")
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +103,8 @@ class Placing:
     def _duplicate(self, placed: PlacedTensor) -> Problem:
         named = zip(("kv_group", *_NAMED), placed.key, strict=True)
         key = ", ".join(f"{name} {value!r}" for name, value in named if value is not None)
-        where, message = (
-            f"tensor {len(self._keys)}",
-            f"a tensor with {key} is already written; {', '.join(_NAMED)} tell them apart",
-        )
-        return Problem(ProblemCode.TENSOR_KEY_DUPLICATE, where, message)
+        message = f"a tensor with {key} is already written; {', '.join(_NAMED)} tell them apart"
+        return Problem(ProblemCode.TENSOR_KEY_DUPLICATE, f"tensor {len(self._keys)}", message)
 
     def keep(self, placed: PlacedTensor) -> None:
         """Count a tensor as written."""

@@ -27,9 +27,10 @@ from hurray_arrow.snapshot.checksums import tensor_checksums
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import STREAM, Index, IndexRow
 from hurray_arrow.snapshot.pipes import PipeSink
-from hurray_arrow.snapshot.placed import PlacedTensor, Placing, listed_tensors
+from hurray_arrow.snapshot.placed import PlacedTensor, Placing
 from hurray_arrow.snapshot.row_sink import RowSink
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 
 def write_stream(

@@ -25,10 +25,11 @@ from hurray_arrow.snapshot.files import PathLike
 from hurray_arrow.snapshot.groups import missing_members
 from hurray_arrow.snapshot.index import Index
 from hurray_arrow.snapshot.outputs import open_output
-from hurray_arrow.snapshot.placed import Placing, listed_tensors
+from hurray_arrow.snapshot.placed import Placing
 from hurray_arrow.snapshot.row_sink import SnapshotOutput
 from hurray_arrow.snapshot.share_rows import ShareRows
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 if TYPE_CHECKING:
     from hurray_arrow.snapshot.archive_rows import ArchiveRows

@@ -233,6 +233,18 @@ def test_a_layout_without_room_for_two_widths_refuses_them():
     assert vllm.import_cache(tensors, layout="BHNC-cpu", expect=None)["l"].shape == (4, HEADS, SLOTS, DIM + 2)
 
 
+@pytest.mark.parametrize("arrays", [[np.zeros((5, 3, 4, 8))], np.zeros((5, 3, 4, 8))])
+def test_a_cache_without_names_is_refused(arrays):
+    for call in (
+        lambda: vllm.export_cache(arrays, layout="BHNC", head_dim=4, page_size=4, block_tables=[[0]], seq_lens=[3]),
+        lambda: vllm.restore_into(
+            arrays, [], layout="BHNC", head_dim=4, page_size=4, sequence=0, block_ids=[], expect=None
+        ),
+    ):
+        with pytest.raises(LayoutError, match=r"expected \{layer_name: array\}"):
+            call()
+
+
 def test_import_refuses_what_the_tensors_are_not():
     tensors = export({"l": memory.vllm("BHNC", *dense())}, "BHNC")
     for changes, wrong in (

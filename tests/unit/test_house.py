@@ -26,7 +26,7 @@ FLOORS = [
     ["sharing"],
     ["reading"],
     ["tensor"],
-    ["identity", "page_views"],
+    ["identity", "page_views", "tensors"],
     ["ops"],
     ["engines"],
     ["arrow"],
