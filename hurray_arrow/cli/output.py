@@ -21,6 +21,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from hurray_arrow import texts
+from hurray_arrow.texts import count, size
+
+__all__ = ["BarCallback", "console", "count", "print_json", "printable", "progress", "size"]
+
 #: Columns of text that a table gets where there is no terminal to ask, and the least it gets where there is one:
 #: a narrow terminal wraps lines, and nothing is cut off.
 PIPE_WIDTH = 160
@@ -42,24 +47,7 @@ def console() -> Console:
 
 def printable(text: str) -> str:
     """Return `text` with every character that a terminal would act on written as an escape; line ends stay."""
-    return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def size(num_bytes: int) -> str:
-    """Return a number of bytes as people read it, such as ``1.9 MB`` (powers of 1000)."""
-    amount = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.1f} {unit}" if unit != "B" else f"{num_bytes} B"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def count(number: int, noun: str) -> str:
-    """Return ``1 page`` or ``1,234 pages``."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return "\n".join(map(texts.printable, text.split("\n")))
 
 
 def print_json(document: Any) -> None:

@@ -24,15 +24,14 @@ from matplotlib.figure import Figure
 from hurray_arrow.arrow.metadata import package_version
 from hurray_arrow.report.figures import sized_values
 from hurray_arrow.report.look import DARK, LIGHT, Look
-from hurray_arrow.report.names import printable, shortened
-from hurray_arrow.report.numbers import Table, size
+from hurray_arrow.report.names import shortened
+from hurray_arrow.report.numbers import Table
 from hurray_arrow.report.pictures import Picture, sections
 from hurray_arrow.report.sampling import DEFAULT_SAMPLE_BYTES
 from hurray_arrow.snapshot.files import AtomicFile, PathLike
 from hurray_arrow.snapshot.reader import Snapshot
+from hurray_arrow.texts import WITHHELD, printable, size
 
-#: Metadata that may say whose the cache is or what was asked.
-WITHHELD = ("tenant", "adapter", "user")
 #: The widths that figures are drawn for, in inches of 96 pixels.
 _WIDE, _NARROW = 7.5, 3.7
 _LONGEST_NAME = 64

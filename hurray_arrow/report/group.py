@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from hurray_arrow.errors import UnsupportedError
-from hurray_arrow.report.names import printable
-from hurray_arrow.report.numbers import NOTHING, Table, count, integer
+from hurray_arrow.report.numbers import NOTHING, Table, integer
 from hurray_arrow.snapshot.reader import Snapshot
+from hurray_arrow.texts import count, printable
 from hurray_arrow.views.group_facts import UNKNOWN, GroupFacts, Int64Array
 from hurray_arrow.views.selection import Selection
 

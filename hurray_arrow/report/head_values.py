@@ -19,14 +19,14 @@ from hurray_arrow.arrow.planes import to_planes
 from hurray_arrow.arrow.schema import page_class_of
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.report.group import MOST_PAGES
-from hurray_arrow.report.names import printable
-from hurray_arrow.report.numbers import NOTHING, count, percent, sentence, size
+from hurray_arrow.report.numbers import NOTHING, percent, sentence
 from hurray_arrow.report.sampling import DEFAULT_SAMPLE_BYTES, SEED, PageSample, run_pages, sample_pages
 from hurray_arrow.snapshot.archive_rows import MAX_ROW_BYTES, WIDE_EXPONENTS
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.partial import TensorPages
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.texts import count, printable, size
 from hurray_arrow.views.group_facts import GroupFacts, Int64Array
 from hurray_arrow.views.pages import TENSORS_AT_ONCE
 from hurray_arrow.views.selection import Selection

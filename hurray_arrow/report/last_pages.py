@@ -11,7 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from hurray_arrow.report.group import Group
 from hurray_arrow.report.look import Look, sparse_ticks
-from hurray_arrow.report.numbers import Table, count, integer, percent, sentence, span, spans
+from hurray_arrow.report.numbers import Table, integer, percent, sentence, span, spans
+from hurray_arrow.texts import count
 from hurray_arrow.views.group_facts import UNKNOWN, Int64Array
 
 _MOST_BARS = 32

@@ -12,19 +12,13 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.ft2font import FT2Font
 
+from hurray_arrow.texts import printable
+
 #: Characters of a name that a figure has room for.
 LABEL_CHARS = 18
 #: The font that comes with matplotlib, so that what it can draw is known.
 LABEL_FAMILY = "DejaVu Sans"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
-
-def printable(text: str) -> str:
-    """Return `text` on one line, with every character that a display would act on written as an escape.
-
-    Line ends, control characters, marks of direction and lone surrogates are such.
-    """
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def shortened(text: str, most: int) -> str:

@@ -41,11 +41,6 @@ def integer(number: Any) -> str:
     return f"{int(number):,}"
 
 
-def count(number: Any, noun: str) -> str:
-    """Return ``1 page`` or ``1,234 pages``."""
-    return f"{int(number):,} {noun}" + ("" if int(number) == 1 else "s")
-
-
 def decimal(number: Any) -> str:
     """Return four significant digits, or that there is no number."""
     value = float(number)
@@ -55,18 +50,6 @@ def decimal(number: Any) -> str:
 def percent(part: Any, whole: Any) -> str:
     """Return a share such as ``12.5 %``, or that there is nothing to have a share of."""
     return f"{100 * float(part) / float(whole):.1f} %" if whole else NOTHING
-
-
-def size(num_bytes: Any) -> str:
-    """Return a number of bytes as people read it, such as ``1.9 MB`` (powers of 1000)."""
-    amount = float(num_bytes)
-    if amount < 1000:
-        return f"{int(num_bytes)} B"
-    for unit in ("kB", "MB", "GB"):
-        amount /= 1000
-        if amount < 1000:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1000:.1f} TB"
 
 
 def span(first: int, last: int) -> str:

@@ -17,7 +17,8 @@ from matplotlib.patches import Patch
 from hurray_arrow.report.group import Group
 from hurray_arrow.report.look import Look, rgb
 from hurray_arrow.report.names import label, label_style
-from hurray_arrow.report.numbers import Table, count, integer, percent, sentence, span, spans
+from hurray_arrow.report.numbers import Table, integer, percent, sentence, span, spans
+from hurray_arrow.texts import count
 from hurray_arrow.views.group_facts import Int64Array
 
 #: Cells of a map: where there are more pages, a cell is several.

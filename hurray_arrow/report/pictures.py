@@ -13,12 +13,12 @@ from hurray_arrow.report.group import Group
 from hurray_arrow.report.head_values import Values
 from hurray_arrow.report.last_pages import LastPages
 from hurray_arrow.report.look import Look
-from hurray_arrow.report.names import printable
-from hurray_arrow.report.numbers import Table, count, integer, sentence
+from hurray_arrow.report.numbers import Table, integer, sentence
 from hurray_arrow.report.page_cells import PageMap
 from hurray_arrow.report.sharing_map import SharingMap
 from hurray_arrow.report.stored_sizes import StoredSizes
 from hurray_arrow.snapshot.reader import Snapshot
+from hurray_arrow.texts import count, printable
 
 #: Groups whose pools are drawn.
 MOST_GROUPS = 4

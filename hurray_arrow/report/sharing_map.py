@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from hurray_arrow.report.group import Group
 from hurray_arrow.report.look import Look
 from hurray_arrow.report.names import label, label_style
-from hurray_arrow.report.numbers import NOTHING, Table, count, integer, sentence
+from hurray_arrow.report.numbers import NOTHING, Table, integer, sentence
+from hurray_arrow.texts import count
 from hurray_arrow.views.group_facts import Int64Array
 
 Float64Array = npt.NDArray[np.float64]

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure
 
 from hurray_arrow.report.head_values import HeadValues, Values
 from hurray_arrow.report.look import Look
-from hurray_arrow.report.numbers import NOTHING, Table, count, integer, percent, sentence, size
+from hurray_arrow.report.numbers import NOTHING, Table, integer, percent, sentence
 from hurray_arrow.report.value_figures import HEADS, layer_axis
 from hurray_arrow.snapshot.plane_sizes import PlaneSizes
 from hurray_arrow.snapshot.reader import Snapshot
+from hurray_arrow.texts import count, size
 
 #: Rows of an archived tensor whose headers are read.
 MOST_ROWS = 16

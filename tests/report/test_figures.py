@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 
 import hurray_arrow as ha
 from hurray_arrow import report
-from hurray_arrow.report.names import label, printable, shortened
+from hurray_arrow.report.names import label, shortened
+from hurray_arrow.texts import printable
 from tests.report.hostile import NAMES, hostile_tensors
 from tests.sample import make_tensor, sample_facts
 
