@@ -298,6 +298,9 @@ def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, 
     Exception
         FileNotFoundError, FileExistsError, IsADirectoryError, PermissionError, or a SnapshotError.
     """
+    if type(error) is SnapshotError and not error.url:
+        # From where nobody knows what was asked for, and of what.
+        return SnapshotError(f"{doing}: {error}", url=url)
     if isinstance(error, HurrayArrowError):
         return error
     status = status_of(error)
@@ -314,6 +317,8 @@ def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, 
         return PermissionError(errno.EACCES, f"{doing}: {_text(error, status)}", url)
     if creating and is_taken(error):
         return FileExistsError(errno.EEXIST, "it exists; overwrite=True replaces it", url)
+    if pinned and status == 416:
+        return SnapshotChangedError(f"{doing}: the snapshot is shorter than when it was opened", url=url)
     if pinned and is_taken(error):
         return SnapshotChangedError(f"{doing}: the snapshot was overwritten since it was opened", url=url)
     return SnapshotError(f"{doing}: {_text(error, status)}", url=url)

@@ -46,7 +46,7 @@ class Network:
         return self.store.bytes_of(self.url)
 
     def remove(self) -> None:
-        self.store.raw.rm_file(self.url)
+        self.store.remove(self.url)
 
     def impatient(self) -> None:
         """Let the client give up soon."""

@@ -120,11 +120,19 @@ def first(*faults: Fault) -> Callable[[Request], Fault]:
     return give
 
 
+#: A request, and the answer's status, headers and body; ``None`` leaves it as it is.
+Change = Callable[[Request, int, dict[str, str], bytes], Answer | None]
+
+
+def _keep(request: Request, status: int, headers: dict[str, str], body: bytes) -> None:
+    del request, status, headers, body
+
+
 class Proxy:
     """The proxy; ``fault`` is asked about every request before it goes on.
 
     ``cut_upload`` is asked before a request's body is read: after how many bytes of it to close the connection, or
-    ``None``.
+    ``None``. ``change`` may put something else in the place of what the store answered.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -132,6 +140,7 @@ class Proxy:
         self.requests: list[Request] = []
         self.fault: Callable[[Request], Fault] = always(None)
         self.cut_upload: Callable[[Request, int], int | None] = lambda _request, _size: None
+        self.change: Change = _keep
         self._lock = threading.Lock()
         self._going_on = threading.Event()
         proxy = self
@@ -152,6 +161,7 @@ class Proxy:
         """Forget what was counted, and break nothing."""
         self.fault = always(None)
         self.cut_upload = lambda _request, _size: None
+        self.change = _keep
         self._going_on.set()
         self._going_on = threading.Event()
         with self._lock:
@@ -197,6 +207,10 @@ class Proxy:
                 headers = {name: value for name, value in answer.getheaders() if name.lower() not in _OWN_HEADERS}
                 if request.method == "HEAD" and (length := answer.getheader("content-length")):
                     headers["Content-Length"] = length
+                if changed := self.change(request, answer.status, headers, body):
+                    request.status = changed.status
+                    _write_answer(handler, changed.status, changed.headers, changed.body)
+                    continue
                 cut = fault.after_bytes if isinstance(fault, Cut) else None
                 if isinstance(fault, Flip) and body:
                     body = _flipped(body, fault.at_byte % len(body))
@@ -279,7 +293,7 @@ def _write_answer(
 ) -> None:
     lines = [f"HTTP/1.1 {status} {http.client.responses.get(status, '')}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    if "Content-Length" not in headers and status not in (204, 304):
+    if not {"Content-Length", "Transfer-Encoding"} & headers.keys() and status not in (204, 304):
         lines.append(f"Content-Length: {len(body)}")
     handler.wfile.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin1"))
     if not head:

@@ -83,6 +83,10 @@ class Store:
             return None
         return data
 
+    def remove(self, url: str) -> None:
+        # adlfs before 2024.12 has no rm_file().
+        (self.raw.rm if self.kind == "azure" else self.raw.rm_file)(url)
+
     def replace(self, url: str, data: bytes) -> None:
         with warnings.catch_warnings():
             # The libraries send it as bytes, of which aiohttp warns.
@@ -295,6 +299,8 @@ class RangeServer:
         self.takes_ranges = self.gives_etags = True
         #: The status that a path is answered with, where it is not found out.
         self.statuses: dict[str, int] = {}
+        #: Where a path leads to instead.
+        self.redirects: dict[str, str] = {}
         self._connections: list[socket.socket] = []
         served = self
 
@@ -336,7 +342,9 @@ class RangeServer:
         path = handler.path.partition("?")[0]
         data = self.files.get(path)
         status, headers, body = self.statuses.get(path, 200), {}, b""
-        if data is None:
+        if path in self.redirects:
+            status, headers["Location"] = 302, self.redirects[path]
+        elif data is None:
             status = 404
         elif status == 200:
             etag = f'"{hash(data) & (1 << 60) - 1:x}"'

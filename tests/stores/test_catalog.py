@@ -98,7 +98,7 @@ def test_only_what_changed_is_read_again(store, prefix, tmp_path):
     with ha.open_snapshot(f"{prefix}/deep/1.arrow", **store.how) as snapshot:
         before = snapshot.metadata["id"]
     store.replace(f"{prefix}/deep/1.arrow", as_bytes(tmp_path, tensors(7, tokens=TOKENS[:33])))
-    store.raw.rm_file(f"{prefix}/deep/0.arrow")
+    store.remove(f"{prefix}/deep/0.arrow")
     store.raw.invalidate_cache()
     store.proxy.reset()
     report = build()

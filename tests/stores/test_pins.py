@@ -36,6 +36,6 @@ def test_a_pin_opens_the_version_that_was_listed_and_no_other(store, tmp_path):
     store.replace(url, replacement)
     with pytest.raises(SnapshotChangedError), pickle.loads(sent).open() as again:  # noqa: S301  our own bytes
         again.read(layer_index=1, kv_role="value")
-    store.raw.rm_file(url)
+    store.remove(url)
     with pytest.raises(SnapshotChangedError), pickle.loads(sent).open() as again:  # noqa: S301  our own bytes
         again.read(layer_index=1, kv_role="value")

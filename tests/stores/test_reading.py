@@ -43,7 +43,7 @@ def test_an_object_that_changes_while_it_is_open(store, how, tmp_path):
     with open_snapshot(url, **store.how) as snapshot:
         assert snapshot.read(layer_index=0, kv_role="key").equals(old[0])
         if how == "deleted":
-            store.raw.rm_file(url)
+            store.remove(url)
         else:
             replacement = as_bytes(tmp_path, new, metadata=metadata)
             assert (len(replacement) == snapshot._rows.source.size) == (how == "same size")

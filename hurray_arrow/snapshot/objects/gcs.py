@@ -82,7 +82,9 @@ class GcsObject(AsyncObject):
             data=Part(b"".join((head, part.getbuffer(), f"\r\n--{_BOUNDARY}--".encode()))),
             **_condition(overwrite),
         )
-        return _generation_of(made)
+        if (generation := _generation_of(made)) is None:
+            raise SnapshotError(f"the store says nothing of what it made, but {made[:40]!r}", url=self.place.url)
+        return generation
 
     async def _begin(self, part_bytes: int, overwrite: bool) -> None:
         del part_bytes

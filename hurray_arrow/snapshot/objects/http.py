@@ -81,10 +81,22 @@ def _identity(answer: Any) -> tuple[str | None, str | None]:
     return answer.headers.get("ETag"), answer.headers.get("Last-Modified")
 
 
+class _StatusError(Exception):
+    """An answer that is none; aiohttp's own says the address too, whose query may be a signature."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(answer.reason)
+        self.status = answer.status
+
+
 def _check_status(answer: Any, url: str) -> None:
     if answer.status == 404:
         raise FileNotFoundError(url)
-    answer.raise_for_status()
+    if answer.status >= 400:
+        raise _StatusError(answer)
+    encoding = answer.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise SnapshotError(f"the server sends ranges of a body that it compresses ({encoding!r:.40})", url=url)
 
 
 async def _fill(answer: Any, view: memoryview) -> None:
