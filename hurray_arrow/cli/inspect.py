@@ -17,9 +17,7 @@ from hurray_arrow.snapshot import Snapshot, SnapshotSet, open_snapshot, open_sna
 from hurray_arrow.snapshot.copy_plan import without_bytes
 from hurray_arrow.snapshot.sets import is_glob
 from hurray_arrow.snapshot.stores import shown
-
-#: Metadata that may say whose the cache is or what was asked; inspect says only that it is there.
-WITHHELD = ("tenant", "adapter", "user")
+from hurray_arrow.texts import WITHHELD
 
 
 @click.command()

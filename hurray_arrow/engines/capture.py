@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hurray_arrow.components import means_whole_pages
 from hurray_arrow.engines.arrays import Int64Array, Words
 from hurray_arrow.engines.groups import CacheFacts, CacheGroup, LayerFormat
 from hurray_arrow.engines.layouts import PagePart
@@ -185,7 +186,7 @@ def _pools(
         reading_pages(pairs, page_ids=selection.page_ids).run()
     if selection.page_ids is not None:
         for parts, pool in zip(of_layer, pools, strict=True):
-            if not parts[0].component.startswith("page."):
+            if not means_whole_pages(parts[0].component):
                 _zero_tails(pool, selection.filled_slots)
     return [pool.view(parts[0].element_type.pool_dtype) for parts, pool in zip(of_layer, pools, strict=True)]
 

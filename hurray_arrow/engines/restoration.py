@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hurray_arrow.components import means_whole_pages
 from hurray_arrow.engines.arrays import Words
 from hurray_arrow.engines.groups import LayerFormat
 from hurray_arrow.engines.layouts import Content, PagePart, new_arrays
@@ -191,7 +192,7 @@ def _targets(
             source = part_words(tensor, part)
             moves.check_bounds(part.pages.shape[0], where=name)
             own = moves
-            if part.component.startswith("page."):
+            if means_whole_pages(part.component):
                 same = source.shape[1] == part.pages.shape[1]
                 own = moves.of_whole_pages(same_size=same, where=f"{name}, {part.component}")
             yield _Target(group.kv_group, name, part, source, own)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from hurray_arrow.components import means_whole_pages
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.tensor import BlockPagedTensor
 from hurray_arrow.tensors import listed_tensors
@@ -18,8 +19,6 @@ from hurray_arrow.tensors import listed_tensors
 Tensors: TypeAlias = BlockPagedTensor | Sequence[BlockPagedTensor]
 Group: TypeAlias = tuple[BlockPagedTensor, ...]
 
-#: Components of this prefix mean something as whole pages only.
-PAGE_COMPONENT = "page."
 _SPEC = "snapshot format 2"
 
 
@@ -153,7 +152,7 @@ def refuse_whole_pages(group: Group, *, operation: str) -> None:
     Spec: snapshot format section 2, companions.
     """
     for tensor in group:
-        if tensor.component.startswith(PAGE_COMPONENT):
+        if means_whole_pages(tensor.component):
             raise UnsupportedError(
                 f"{operation}: only whole pages of component {tensor.component!r} have meaning, and this would cut them"
             )

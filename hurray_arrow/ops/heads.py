@@ -11,6 +11,7 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
+from hurray_arrow.components import follows_heads, means_whole_pages
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.intake import as_bytes
 from hurray_arrow.ops.columns import cut_columns, join_columns
@@ -40,9 +41,6 @@ from hurray_arrow.tensor import BlockPagedTensor
 
 Range: TypeAlias = tuple[int, int]
 
-#: Companions that have a head axis of their own meaning, or none: every rank has all of them.
-_WHOLE = ("indexer", "record.")
-_HEADED = ("values", "state.")
 _HEADS_AXIS = 1
 _SAME = ("kv_role", "layer_index", "layer_name", "component", "element_type", "num_pages", "head_dim")
 
@@ -175,12 +173,10 @@ def merge_heads(
 def _follows_heads(tensor: BlockPagedTensor, group: Group) -> bool:
     """Say whether a tensor's heads are those of the model, so that ranks share them out."""
     component = tensor.component
-    if component.startswith("page."):
+    if means_whole_pages(component):
         raise UnsupportedError(f"heads: only whole pages of component {component!r} have meaning")
-    if component.startswith(_HEADED):
-        return True
-    if component.startswith(_WHOLE):
-        return False
+    if (known := follows_heads(component)) is not None:
+        return known
     key = (tensor.layer_index, tensor.layer_name, tensor.kv_role)
     heads = [
         each.num_heads
@@ -192,6 +188,11 @@ def _follows_heads(tensor: BlockPagedTensor, group: Group) -> bool:
     if tensor.num_heads == 1:
         return False
     raise mismatch(f"component {component!r}", "num_heads", tensor.num_heads, f"{heads[0]} as of its values, or 1")
+
+
+def _per_head(tensor: BlockPagedTensor) -> bool:
+    """Say whether the tensor has one scale per head."""
+    return isinstance(tensor.quantization, PerChannel) and tensor.quantization.axis == _HEADS_AXIS
 
 
 # -- splitting ---------------------------------------------------------------------------------------------------------
@@ -235,7 +236,7 @@ def _heads_of(tensor: BlockPagedTensor, heads: Range | None, tables: Tables) -> 
         columns=(start * dim, stop * dim),
     )
     parameters = tensor.quantization_buffers
-    if isinstance(tensor.quantization, PerChannel) and tensor.quantization.axis == _HEADS_AXIS:
+    if _per_head(tensor):
         parameters = lay_parameters(tensor, tuple(values[start:stop] for values in read_parameters(tensor)))
     shape = (tensor.page_size, stop - start, dim)
     return rebuilt(tensor, tables, page_pool=pool, parameters=parameters, page_shape=shape)
@@ -252,8 +253,7 @@ def _check_alike(first: Group, other: Group, *, where: str) -> None:
         at = f"{where}[{place}]" if len(first) > 1 else where
         check_same_kind(expected, found, names=_SAME, where=at)
         check_same_scheme(expected, found, where=at)
-        follows_heads = isinstance(expected.quantization, PerChannel) and expected.quantization.axis == _HEADS_AXIS
-        if not follows_heads and not same_buffers(expected, found):
+        if not _per_head(expected) and not same_buffers(expected, found):
             raise parameters_differ(at, "other parameters", "those of the first part")
 
 
@@ -283,7 +283,7 @@ def _side_by_side(ranks: list[BlockPagedTensor], tables: Tables) -> BlockPagedTe
     pools = [as_bytes(rank.page_pool) for rank in ranks]
     rows = first.num_pages * first.page_size
     parameters = first.quantization_buffers
-    if isinstance(first.quantization, PerChannel) and first.quantization.axis == _HEADS_AXIS:
+    if _per_head(first):
         columns = zip(*map(read_parameters, ranks), strict=True)
         parameters = lay_parameters(first, tuple(np.concatenate(column) for column in columns))
     return rebuilt(

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import xxhash
 
+from hurray_arrow.components import means_whole_pages
 from hurray_arrow.intake import as_bytes
 from hurray_arrow.memory import Bytes
-from hurray_arrow.ops.group import PAGE_COMPONENT
 from hurray_arrow.ops.page_table import Int64Array
 from hurray_arrow.ops.parameters import read_parameters
 from hurray_arrow.packing import unpack_codes
@@ -34,7 +34,7 @@ class PageBytes:
         self._page_size = tensor.page_size
         self._slot_elems = tensor.num_heads * tensor.head_dim
         self._pool = as_bytes(tensor.page_pool)
-        self._whole = tensor.component.startswith(PAGE_COMPONENT)
+        self._whole = means_whole_pages(tensor.component)
         parameters = read_parameters(tensor) if isinstance(tensor.quantization, PerBlock) else ()
         self._parameters = [(as_bytes(array), array.dtype.itemsize) for array in parameters]
 

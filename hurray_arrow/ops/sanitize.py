@@ -11,7 +11,7 @@ from typing import overload
 
 import numpy as np
 
-from hurray_arrow.ops.group import PAGE_COMPONENT, given_back, refuse_whole_pages, take_group
+from hurray_arrow.ops.group import given_back, refuse_whole_pages, take_group
 from hurray_arrow.ops.page_table import check_lengths_known, entry_fills, first_use, page_fills, whole_pages
 from hurray_arrow.ops.parameters import check_movable
 from hurray_arrow.ops.results import Tables, moved
@@ -65,7 +65,7 @@ def sanitize(tensors: BlockPagedTensor | Sequence[BlockPagedTensor]) -> BlockPag
     fills = entry_fills(first.seq_ptr, lengths, page_size=first.page_size)
     fill = page_fills(block_table, fills, num_pages=page_ids.size)
     if np.any((fill > 0) & (fill < first.page_size)):
-        refuse_whole_pages(group, operation=f"sanitize (partly filled pages, {PAGE_COMPONENT}<name>)")
+        refuse_whole_pages(group, operation="sanitize (partly filled pages, page.<name>)")
     move = replace(whole_pages(page_ids, page_size=first.page_size), fill=fill)
     tables = Tables(block_table, first.seq_ptr, first.sequences, first.total_tokens)
     return given_back(tensors, [moved((tensor,), move, tables) for tensor in group])

@@ -41,11 +41,6 @@ class PageSample:
     page_ids: Int64Array
     num_filled: int
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every page with tokens is among them."""
-        return len(self.page_ids) == self.num_filled
-
 
 def run_pages(entry: Entry, tensor: BlockPagedTensor) -> int:
     """Return how many neighbouring pages are read together: the pages of an archive's row, or some."""

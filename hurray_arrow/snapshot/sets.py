@@ -21,6 +21,7 @@ import fsspec
 
 from hurray_arrow import ops
 from hurray_arrow.arrow.rows import Tables
+from hurray_arrow.components import follows_heads
 from hurray_arrow.errors import InvalidDescriptorError, SnapshotCorruptError
 from hurray_arrow.snapshot.entries import Entry, Selectors, exact_selectors, one_entry, select_entries
 from hurray_arrow.snapshot.files import PathLike
@@ -34,9 +35,6 @@ from hurray_arrow.snapshot.stores import Place, locate
 from hurray_arrow.snapshot.workers import Workers
 from hurray_arrow.tensor import BlockPagedTensor
 
-#: Companions whose heads are the model's, and those that every rank has whole, as of :mod:`hurray_arrow.ops.heads`.
-_HEADED = ("values", "state.")
-_WHOLE = ("indexer", "record.")
 #: Members that are fetched at the same time.
 _AT_ONCE = 8
 
@@ -295,11 +293,8 @@ class SnapshotSet:
 
         A companion with one head everywhere, where some member has several heads of values, is one for all heads.
         """
-        component = held[0].entry.component
-        if component.startswith(_HEADED):
-            return True
-        if component.startswith(_WHOLE):
-            return False
+        if (known := follows_heads(held[0].entry.component)) is not None:
+            return known
         values = self._holders.get((*held[0].entry.key[:-1], "values"), ())
         heads = {holder.member: holder.entry.page_shape[1] for holder in values}
         own = {holder.member: holder.entry.page_shape[1] for holder in held}

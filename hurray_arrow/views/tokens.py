@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from hurray_arrow.components import means_whole_pages
 from hurray_arrow.errors import UnsupportedError
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.partial import TensorPages
@@ -323,7 +324,7 @@ def _values_type(selection: Selection, values: str | None, *, per_head: bool) ->
         return None
     check_numbers("tokens", selection.entries)
     for entry in selection.entries:
-        if entry.component.startswith("page."):
+        if means_whole_pages(entry.component):
             raise UnsupportedError(f"tokens: {entry}: only whole pages have meaning in a component page.<name>")
         if not entry.page_shape[1] * entry.page_shape[2]:
             raise UnsupportedError(f"tokens: {entry}: its tokens have no values (page_shape {list(entry.page_shape)})")

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     ["_later", "errors"],
     ["spec"],
-    ["_json", "_wire", "doors", "mappings", "memory", "packing", "private_types", "texts"],
+    ["_json", "_wire", "components", "doors", "mappings", "memory", "packing", "private_types", "texts"],
     ["elements", "schemes", "sequences"],
     ["conversions", "sections"],
     ["quantization"],
