@@ -51,8 +51,10 @@ def check_facts(snapshot: Snapshot, expect: Mapping[str, Any] | None) -> None:
     if asked := _some(expect, TENSOR_FACTS):
         check_expected({}, asked, facts=agreed_facts(_of_entries(snapshot)))
     if asked := _some(expect, SEQUENCE_FACTS):
-        num_seqs = {entry.kv_group: entry.num_seqs for entry in snapshot.entries}
-        groups = [(snapshot.group_tables(kv_group).sequences, number) for kv_group, number in num_seqs.items()]
+        kv_groups = dict.fromkeys(entry.kv_group for entry in snapshot.entries)
+        tables = [snapshot.group_tables(kv_group) for kv_group in kv_groups]
+        # As many as there are: what the index says is a number that anybody can write.
+        groups = [(each.sequences, each.seq_ptr.size - 1) for each in tables]
         owners = {name: stated_by_sequences(name, groups, metadata=snapshot.metadata) for name in asked}
         lost = snapshot.profile is None
         for name, of_all in owners.items():

@@ -8,6 +8,7 @@ import pytest
 
 from hurray_arrow.errors import SnapshotMismatchError
 from hurray_arrow.snapshot import copy_snapshot, open_snapshot, read_stream, write_snapshot, write_stream
+from tests.faults.forgery import Forgery
 from tests.sample import make_tensor
 
 #: The sample has 4 sequences.
@@ -80,6 +81,19 @@ def test_one_foreign_sequence_is_refused(tmp_path, opened, name, case):
     with pytest.raises(SnapshotMismatchError) as caught:
         opened(tmp_path, tensors(**{name: of_sequences}), {name: of_all} if of_all else {}, {name: expected})
     assert (caught.value.field, caught.value.expected, caught.value.found) == (name, expected, found)
+
+
+@pytest.mark.parametrize("num_seqs", [1, 2**40])
+def test_every_sequence_is_asked_however_many_the_index_counts(tmp_path, num_seqs):
+    """Too few hid a foreign one, too many were counted through one by one."""
+    path = tmp_path / "s.arrow"
+    write_snapshot(path, tensors(tenant=MIXED))
+    forgery = Forgery(path.read_bytes())
+    forgery.edit_rows = lambda rows: [row.update(num_seqs=num_seqs) for row in rows]
+    path.write_bytes(forgery.content())
+    with pytest.raises(SnapshotMismatchError) as caught:
+        open_snapshot(path, expect={"tenant": "t-1"})
+    assert caught.value.found == ["t-1", None, "t-2"]
 
 
 @WAYS
