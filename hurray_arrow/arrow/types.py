@@ -39,7 +39,35 @@ from hurray_arrow.errors import (
 )
 
 
-class PagePoolType(pa.ExtensionType):
+class _MetadataType(pa.ExtensionType):
+    """An extension type that is its storage and its metadata: compared, hashed and pickled by both."""
+
+    NAME: ClassVar[str]
+
+    _metadata: bytes
+    problem: Any
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return self._metadata
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (type(self), *_pickled(self))
+
+    # pyarrow compares extension types without their metadata and so would write the wrong one silently.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _MetadataType) or type(self) is not type(other):
+            return NotImplemented
+        return _compared(self) == _compared(other)
+
+    # pyarrow's own would be inherited, and compares without the metadata.
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.NAME, str(self.storage_type)))
+
+
+class PagePoolType(_MetadataType):
     """Arrow type of one physical page; an array of it is a page pool.
 
     The child buffer of an array *is* buffer 0 of the descriptor. A type whose metadata cannot be read is kept, says
@@ -90,9 +118,6 @@ class PagePoolType(pa.ExtensionType):
         """``(page_size, num_heads, head_dim)``."""
         return self.page_class.page_shape
 
-    def __arrow_ext_serialize__(self) -> bytes:
-        return self._metadata
-
     @classmethod
     def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> PagePoolType:
         found: PageClass | HurrayArrowError
@@ -108,30 +133,14 @@ class PagePoolType(pa.ExtensionType):
         made._fill(storage, bytes(serialized), found)
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), *_pickled(self))
-
     def __arrow_ext_class__(self) -> type[PagePoolArray]:
         return PagePoolArray
 
     def __arrow_ext_scalar_class__(self) -> type[PagePoolScalar]:
         return PagePoolScalar
 
-    # pyarrow compares extension types without their metadata and so would write the wrong one silently.
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PagePoolType):
-            return NotImplemented
-        return _compared(self) == _compared(other)
 
-    # pyarrow's own would be inherited, and compares without the metadata.
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((self.NAME, str(self.storage_type)))
-
-
-class BlockTableType(pa.ExtensionType):
+class BlockTableType(_MetadataType):
     """Arrow type of one sequence's page ids; the offsets of an array are ``seq_ptr``, its values ``block_table``.
 
     Parameters
@@ -152,9 +161,6 @@ class BlockTableType(pa.ExtensionType):
         self._metadata = serialized
         super().__init__(storage_type, self.NAME)
 
-    def __arrow_ext_serialize__(self) -> bytes:
-        return self._metadata
-
     @classmethod
     def __arrow_ext_deserialize__(cls, storage: pa.DataType, serialized: bytes) -> BlockTableType:
         problem = None
@@ -169,22 +175,8 @@ class BlockTableType(pa.ExtensionType):
         made._fill(storage, bytes(serialized), problem)
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (type(self), *_pickled(self))
-
     def __arrow_ext_class__(self) -> type[BlockTableArray]:
         return BlockTableArray
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BlockTableType):
-            return NotImplemented
-        return _compared(self) == _compared(other)
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash((self.NAME, str(self.storage_type)))
 
 
 class PagePoolArray(pa.ExtensionArray):
@@ -274,7 +266,7 @@ BLOCK_TABLE_STORAGES: Mapping[str, pa.DataType] = {
 }
 
 
-def _compared(kind: PagePoolType | BlockTableType) -> tuple[Any, ...]:
+def _compared(kind: _MetadataType) -> tuple[Any, ...]:
     serialized = kind.__arrow_ext_serialize__()
     try:
         metadata = _json.loads(serialized, max_bytes=MAX_METADATA_BYTES)
@@ -320,13 +312,13 @@ def _refuse_nulls(array: pa.Array, where: str) -> None:
         raise InvariantError(Problem(ProblemCode.ARROW_NULL, where, message, spec="snapshot format 1"))
 
 
-def _pickled(kind: pa.ExtensionType) -> tuple[bytes, bytes]:
+def _pickled(kind: _MetadataType) -> tuple[bytes, bytes]:
     # As a schema: pyarrow 26 forgets "not null" when it pickles a fixed-size list.
     storage = pa.schema([pa.field("storage", kind.storage_type)]).serialize().to_pybytes()
     return storage, kind.__arrow_ext_serialize__()
 
 
-def _unpickled(kind: type[PagePoolType | BlockTableType], storage: bytes, metadata: bytes) -> Any:
+def _unpickled(kind: type[_MetadataType], storage: bytes, metadata: bytes) -> Any:
     return kind.__arrow_ext_deserialize__(pa.ipc.read_schema(pa.py_buffer(storage)).field(0).type, metadata)
 
 
