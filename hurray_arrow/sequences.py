@@ -9,7 +9,7 @@ Spec: wire-format page section 2, snapshot format section 2 (column ``sequences`
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar, cast
 
@@ -181,8 +181,7 @@ class Sequences:
 
     def equals(self, other: Sequences) -> bool:
         """Say whether both know the same, value for value."""
-        names = (*FACT_NAMES, "seq_lens_known")
-        return self is other or all(_equal(getattr(self, name), getattr(other, name)) for name in names)
+        return self is other or not any(_unlike(self, other))
 
     def __repr__(self) -> str:
         # No values: token ids, tenants and names of prompts have no place in a log.
@@ -204,6 +203,17 @@ def known_sequences(sequences: Sequences | None, facts: SequenceFacts) -> Sequen
     if facts:
         raise TypeError(f"pass either sequences or {', '.join(facts)}")
     return sequences
+
+
+def unlike_facts(one: Sequences, other: Sequences) -> list[str]:
+    """Name the facts in which two differ, and none of their values: these are secrets."""
+    return [] if one is other else list(_unlike(one, other))
+
+
+def _unlike(one: Sequences, other: Sequences) -> Iterator[str]:
+    for name in (*FACT_NAMES, "seq_lens_known"):
+        if not _equal(getattr(one, name), getattr(other, name)):
+            yield name
 
 
 def _refuse(code: ProblemCode, where: str, message: str) -> InvariantError:

@@ -20,6 +20,7 @@ from hurray_arrow.errors import (
     SnapshotIncompleteError,
     SnapshotMismatchError,
 )
+from hurray_arrow.sequences import unlike_facts
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.index import TensorKey
 from hurray_arrow.snapshot.reader import Snapshot
@@ -187,18 +188,8 @@ def _differences(tables: Tables, expected: Tables) -> Iterator[tuple[str, str]]:
             yield name, f"{len(found)} entries, {len(other)}"
         elif (places := np.flatnonzero(found != other)).size:
             yield f"{name}[{places[0]}]", f"{found[places[0]]}, {other[places[0]]}"
-    names = ("seq_lens", "seq_lens_known", "ids", "token_ids", "page_positions", "adapter", "tenant", "media")
-    if not tables.sequences.equals(expected.sequences):
-        unlike = [name for name in names if _unlike(getattr(tables.sequences, name), getattr(expected.sequences, name))]
+    if unlike := unlike_facts(tables.sequences, expected.sequences):
         yield "sequences", f"{unlike} of other values than"
-
-
-def _unlike(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) != len(other) or any(map(_unlike, one, other))
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return not np.array_equal(one, other)
-    return bool(one != other)
 
 
 def _entry_problems(held: Sequence[Holder]) -> list[Problem]:
