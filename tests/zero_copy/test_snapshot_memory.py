@@ -19,21 +19,9 @@ from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot import open_snapshot, write_snapshot
 from hurray_arrow.tensor import BlockPagedTensor
 from tests.sample import ALL_ELEMENT_TYPES, make_tensor, sample_facts
+from tests.share.contents import large as large_tensor
 
 MIB = 1 << 20
-
-
-def large_tensor(num_pages=509, seed=3):
-    """About 16 MiB of pages of 33,000 bytes: no multiple of a memory page."""
-    pool = np.random.default_rng(seed).integers(0, 2**16, (num_pages, 20, 3, 275), dtype=np.uint16)
-    return BlockPagedTensor.from_arrays(
-        pool,
-        block_tables=[[5, 2, num_pages - 1], [], [7]],
-        seq_lens=[53, 0, 11],
-        element_type="bfloat16",
-        kv_role="key",
-        layer_index=seed,
-    )
 
 
 def mappings_of(path):
