@@ -77,6 +77,16 @@ class ElementType:
     def size_bytes(self, count: int) -> int:
         """Return the bytes that ``count`` elements take, in Python integers that never wrap.
 
+        Parameters
+        ----------
+        count
+            Elements, packed without gaps.
+
+        Returns
+        -------
+        int
+            Bytes, the last one filled up.
+
         Spec: wire format 4, packing; Storage Invariants 4.
         """
         return packed_size_bytes(operator.index(count), self.bits)

@@ -185,6 +185,11 @@ def stated_by_sequences(
         Its value stands for sequences that name none.
     which
         The sequences that count; ``None`` for all.
+
+    Returns
+    -------
+    list of str or None
+        One for each, groups one after the other.
     """
     general = metadata.get(name)
     return [
@@ -198,7 +203,15 @@ def stated_by_sequences(
 def agreed_facts(found: Mapping[str, Iterable[Any]]) -> dict[str, Any]:
     """Give of each fact the value where all agree, else the list of all, which equals no single value.
 
-    A fact that nobody states is left out.
+    Parameters
+    ----------
+    found
+        Of each fact what every tensor or sequence says.
+
+    Returns
+    -------
+    dict
+        Without facts that nobody states.
     """
     stated: dict[str, Any] = {}
     for name, entries in found.items():

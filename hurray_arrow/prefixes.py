@@ -16,7 +16,17 @@ from hurray_arrow.sequences import Integers, MediaSpan, Sequences, UInt32Array, 
 
 
 class PrefixMatch(NamedTuple):
-    """The sequence with the longest usable prefix; ``sequence`` is ``None`` where no token matches."""
+    """The sequence with the longest usable prefix.
+
+    Parameters
+    ----------
+    sequence
+        Its place; ``None`` where no token matches.
+    num_tokens
+        Tokens from the start of the prompt that it has; 0 where none matches.
+    id
+        The producer's name of it, where it has one.
+    """
 
     sequence: int | None
     num_tokens: int

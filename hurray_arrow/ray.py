@@ -101,6 +101,11 @@ def skipped(dataset: Dataset | SnapshotDatasource) -> list[Skipped]:
         What :func:`read_snapshots` returned with ``errors="skip"``, a dataset that was made of it, or the source
         itself. What workers find is listed when the dataset has been consumed.
 
+    Returns
+    -------
+    list of Skipped
+        URL, kind of the error and its code of each.
+
     Raises
     ------
     ValueError

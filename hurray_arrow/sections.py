@@ -191,6 +191,16 @@ class Statistics:
     def known(cls, **values: float) -> Statistics:
         """Return statistics of the given values, with the mask that says so.
 
+        Parameters
+        ----------
+        **values
+            The statistics by name, as of the class.
+
+        Returns
+        -------
+        Statistics
+            What is not given is absent.
+
         Raises
         ------
         InvalidDescriptorError

@@ -109,7 +109,20 @@ class SchemaPlan:
 
     @classmethod
     def of(cls, tensors: Iterable[BlockPagedTensor | BlockPagedDescriptor], *, encoding: str = PLAIN) -> SchemaPlan:
-        """Return the plan that holds these tensors; their descriptors are enough."""
+        """Return the plan that holds these tensors; their descriptors are enough.
+
+        Parameters
+        ----------
+        tensors
+            All that will be written, in any order.
+        encoding
+            ``"plain"``, or ``"byte_planes"`` for an archive.
+
+        Returns
+        -------
+        SchemaPlan
+            A column for each kind of page, and tables as wide as the widest.
+        """
         descriptors = [item if isinstance(item, BlockPagedDescriptor) else item.descriptor for item in tensors]
         classes = dict.fromkeys(page_class_of(descriptor, encoding=encoding) for descriptor in descriptors)
         return cls(
@@ -127,6 +140,16 @@ class SchemaPlan:
 
     def column_of(self, page_class: PageClass) -> str:
         """Return the column that a pool of this class goes into.
+
+        Parameters
+        ----------
+        page_class
+            As :meth:`page_class_of` gives it.
+
+        Returns
+        -------
+        str
+            ``page_pool``, ``page_pool_1``, …, or ``pool_bytes``.
 
         Raises
         ------

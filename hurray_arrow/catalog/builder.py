@@ -41,7 +41,17 @@ _SETTLED = frozenset({"SnapshotIncompleteError", "SnapshotCorruptError"})
 
 
 class Failure(NamedTuple):
-    """A file of which a catalogue has nothing but this: the kind of the error, and its first problem code."""
+    """A file of which a catalogue has nothing but this.
+
+    Parameters
+    ----------
+    url
+        The file.
+    error
+        Name of the exception's type.
+    error_code
+        Code of its first problem; ``None`` where it has none.
+    """
 
     url: str
     error: str

@@ -39,7 +39,17 @@ metadata = ADAPTER.metadata
 
 
 class PageTable(NamedTuple):
-    """The arguments of FlashInfer's ``plan``, each int32."""
+    """The arguments of FlashInfer's ``plan``, each int32.
+
+    Parameters
+    ----------
+    kv_indptr
+        ``[num_seqs + 1]``: where each sequence's pages begin in ``kv_indices``.
+    kv_indices
+        ``[total_logical_pages]``: page ids, sequence after sequence.
+    kv_last_page_len
+        ``[num_seqs]``: tokens of each last page, from 1 to page_size.
+    """
 
     kv_indptr: npt.NDArray[np.int32]
     kv_indices: npt.NDArray[np.int32]

@@ -125,6 +125,16 @@ def publish_file(
 def is_stale(path: PathLike) -> bool:
     """Say whether a file that :func:`publish_file` made, complete or half-written, has lost its owner.
 
+    Parameters
+    ----------
+    path
+        The file; any other that nobody has locked counts as stale.
+
+    Returns
+    -------
+    bool
+        Whether nobody holds its lock any more.
+
     Raises
     ------
     FileNotFoundError, PermissionError

@@ -53,6 +53,11 @@ class SealedSnapshot:
     def fileno(self) -> int:
         """Return the descriptor, for a child process (``pass_fds``) or a protocol of one's own.
 
+        Returns
+        -------
+        int
+            It stays this object's to close.
+
         Raises
         ------
         ValueError

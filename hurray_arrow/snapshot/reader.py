@@ -111,6 +111,18 @@ class Snapshot(CheckedTensors, ViewDoors):
 
         From a store several are on their way at the same time, in at most 256 MiB or one tensor.
 
+        Parameters
+        ----------
+        verify
+            Check the page checksums too.
+        **selectors
+            As of :meth:`select`; what they do not admit is not read.
+
+        Yields
+        ------
+        BlockPagedTensor
+            As of :meth:`read`; none where nothing is admitted.
+
         Examples
         --------
         >>> [tensor.kv_role for tensor in snapshot.iter_tensors(layer_index=[0, 1])]
@@ -133,7 +145,24 @@ class Snapshot(CheckedTensors, ViewDoors):
         self,
         **selectors: Unpack[Selectors],
     ) -> list[Entry]:
-        """Return the entries that the selectors admit, in snapshot order."""
+        """Return the entries that the selectors admit, in snapshot order; nothing is read.
+
+        Parameters
+        ----------
+        **selectors
+            ``layer_index``, ``layer_name``, ``kv_role``, ``kv_group``, ``component``: one value or several each; what
+            is not given admits all.
+
+        Returns
+        -------
+        list of Entry
+            What the index says of each tensor; empty where none is admitted.
+
+        Raises
+        ------
+        TypeError, ValueError
+            No such selector, no such role.
+        """
         return select_entries(self.entries, **selectors)
 
     def match_prefix(
@@ -208,11 +237,14 @@ class Snapshot(CheckedTensors, ViewDoors):
             Pages this close in the file are fetched in one request. ``None`` takes the plan with the least modelled
             time. 0 fetches no page that is not wanted; small columns come whole all the same, see
             :class:`~hurray_arrow.snapshot.partial.Fetched`.
+        **selectors
+            As of :meth:`select`.
 
         Returns
         -------
         PartialRead
-            ``tensors``: one per tensor selected, compact, in new memory, the table rewritten and sharing kept;
+            ``tensors``: one per tensor selected, maybe none, compact, in new memory, the table rewritten and sharing
+            kept;
             ``fetched``: requests and bytes; ``unverified``: pages without checksums.
 
         Raises

@@ -48,6 +48,16 @@ def member_name(name: str, member: int, members: int) -> str:
         What the members have in common. No prompt, tenant or token belongs into a name.
     member, members
         The member's number from 0, and how many there are.
+
+    Returns
+    -------
+    str
+        The name; a folder or a URL before it is the caller's.
+
+    Raises
+    ------
+    ValueError
+        There is no such member.
     """
     if not 0 <= member < members:
         raise ValueError(f"member {member}, expected 0 <= member < {members}")
@@ -172,7 +182,7 @@ class SnapshotSet:
         self,
         **selectors: Unpack[Selectors],
     ) -> list[Entry]:
-        """Return the entries that the selectors admit, in order."""
+        """Return the entries that the selectors admit, in order; as :meth:`Snapshot.select`."""
         return select_entries(self.entries, **selectors)
 
     @overload
@@ -207,6 +217,8 @@ class SnapshotSet:
             has.
         verify
             Check the page checksums too.
+        **selectors
+            As of :meth:`Snapshot.select`.
 
         Returns
         -------
@@ -240,7 +252,13 @@ class SnapshotSet:
             yield self._merged(entry, verify=verify)
 
     def group_tables(self, kv_group: int) -> Tables:
-        """Return block table, seq_ptr and sequences of a kv_group, which are the same in every member."""
+        """Return block table, seq_ptr and sequences of a kv_group, which are the same in every member.
+
+        Raises
+        ------
+        LookupError
+            No tensor is of this group.
+        """
         for snapshot in self.members:
             if any(entry.kv_group == kv_group for entry in snapshot.entries):
                 return snapshot.group_tables(kv_group)
