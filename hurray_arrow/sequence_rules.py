@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import Problem, ProblemCode, listed_problems
-from hurray_arrow.sequences import Sequences, UInt64Array, sum_of
+from hurray_arrow.sequences import BoolArray, Sequences, UInt64Array, effective_lengths, sum_of
 from hurray_arrow.spec import UINT64_MAX
 
 IndexArray = npt.NDArray[Any]
-BoolArray = npt.NDArray[np.bool_]
 
 _SPEC = "snapshot format 2"
 
@@ -56,7 +55,8 @@ def validate_sequences(
     if seq_ptr.size != num_seqs + 1 or num_seqs == 0:
         return problems
     pages = _pages_per_sequence(seq_ptr)
-    lens, known = _effective_lengths(sequences if "seq_lens" in sized else Sequences(), num_seqs, total_tokens)
+    facts = sequences if "seq_lens" in sized else Sequences()
+    lens, known = effective_lengths(facts, num_seqs=num_seqs, total_tokens=total_tokens)
     if "seq_lens" in sized:
         problems += _length_problems(
             sequences, lens, known, pages=pages, page_size=page_size, total_tokens=total_tokens
@@ -80,15 +80,6 @@ def _pages_for(tokens: UInt64Array, page_size: int) -> UInt64Array:
     """Give the pages that so many tokens take, rounded up without adding to a value that may be 2**64 - 1."""
     pages: UInt64Array = tokens // np.uint64(page_size) + (tokens % np.uint64(page_size) != 0)
     return pages
-
-
-def _effective_lengths(sequences: Sequences, num_seqs: int, total_tokens: int) -> tuple[UInt64Array, BoolArray]:
-    """Give lengths and which are known: with one sequence the length is total_tokens."""
-    if sequences.seq_lens is None:
-        known = np.full(num_seqs, num_seqs == 1)
-        return np.full(num_seqs, total_tokens if num_seqs == 1 else 0, np.uint64), known
-    known = np.ones(num_seqs, np.bool_) if sequences.seq_lens_known is None else sequences.seq_lens_known
-    return sequences.seq_lens, known
 
 
 def _length_problems(

@@ -205,6 +205,23 @@ def known_sequences(sequences: Sequences | None, facts: SequenceFacts) -> Sequen
     return sequences
 
 
+def effective_lengths(sequences: Sequences, *, num_seqs: int, total_tokens: int) -> tuple[UInt64Array, BoolArray]:
+    """Give the tokens of every sequence, and which of these lengths are known; that of a single one is total_tokens.
+
+    Returns
+    -------
+    lengths : numpy.ndarray
+        uint64 ``[num_seqs]``, 0 where not known; may be the sequences' own, which nobody writes to.
+    known : numpy.ndarray
+        bool ``[num_seqs]``.
+    """
+    if sequences.seq_lens is None:
+        lengths = np.full(num_seqs, total_tokens if num_seqs == 1 else 0, np.uint64)
+        return lengths, np.full(num_seqs, num_seqs == 1)
+    known = np.ones(num_seqs, np.bool_) if sequences.seq_lens_known is None else sequences.seq_lens_known
+    return sequences.seq_lens, known
+
+
 def unlike_facts(one: Sequences, other: Sequences) -> list[str]:
     """Name the facts in which two differ, and none of their values: these are secrets."""
     return [] if one is other else list(_unlike(one, other))

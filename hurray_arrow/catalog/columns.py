@@ -215,10 +215,8 @@ def _group(snapshot: Snapshot, kv_group: int, entries: Sequence[Entry]) -> dict[
 
 def _num_tokens(facts: Sequences, *, num_seqs: int) -> int | None:
     """Return the stored tokens of all sequences, ``None`` where nobody recorded some of them."""
-    if facts.seq_lens is None:
-        return None if num_seqs else 0
-    known = facts.seq_lens_known is None or bool(facts.seq_lens_known.all())
-    return sum(facts.seq_lens.tolist()) if known else None
+    complete = facts.seq_lens is not None and facts.seq_lens_known is None
+    return facts.recorded_tokens() if complete or not num_seqs else None
 
 
 def _of_snapshot(entries: Sequence[Entry], groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def group_summary(snapshot: Snapshot | SnapshotSet, kv_group: int) -> dict[str, 
     sharers = sequences_per_named_page(tensor.block_table, tensor.seq_ptr)
     sequences, pages = np.unique(sharers[sharers > 1], return_counts=True)
     facts = tensor.sequences
-    known = facts.seq_lens is not None and (facts.seq_lens_known is None or bool(facts.seq_lens_known.all()))
+    known = facts.seq_lens is not None and facts.seq_lens_known is None
     return {
         "kv_group": kv_group,
         "num_tensors": len(entries),

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.errors import UnknownSequenceLengthError
+from hurray_arrow.sequences import effective_lengths
 from hurray_arrow.tensor import BlockPagedTensor
 
 IndexArray: TypeAlias = npt.NDArray[Any]
@@ -76,13 +77,8 @@ def stored_lengths(tensor: BlockPagedTensor) -> tuple[Int64Array, npt.NDArray[np
     known : numpy.ndarray
         New bool array ``[num_seqs]``.
     """
-    facts, num_seqs = tensor.sequences, tensor.num_seqs
-    if num_seqs == 1:
-        return np.array([tensor.token_count(0)], np.int64), np.ones(1, np.bool_)
-    if facts.seq_lens is None:
-        return np.zeros(num_seqs, np.int64), np.zeros(num_seqs, np.bool_)
-    known = np.ones(num_seqs, np.bool_) if facts.seq_lens_known is None else facts.seq_lens_known.copy()
-    return facts.seq_lens.astype(np.int64), known
+    lengths, known = effective_lengths(tensor.sequences, num_seqs=tensor.num_seqs, total_tokens=tensor.total_tokens)
+    return lengths.astype(np.int64), known.copy()
 
 
 def check_lengths_known(tensor: BlockPagedTensor, *, why: str) -> Int64Array:

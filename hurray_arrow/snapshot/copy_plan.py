@@ -186,15 +186,13 @@ def without_bytes(entry: Entry, tables: Tables) -> BlockPagedTensor:
     InvariantError
         The tables break the specification.
     """
-    lens = tables.sequences.seq_lens
-    known = tables.sequences.seq_lens_known
     return BlockPagedTensor.from_arrays(
         np.empty((entry.num_pages, entry.page_shape[0], 1, 0), np.uint8),
         tables.block_table.astype(np.uint64),
         tables.seq_ptr.astype(np.uint64),
         sequences=tables.sequences,
         # Where lengths are not known nobody asks for their sum: operations on tokens are refused then.
-        total_tokens=0 if lens is None else int(lens.sum() if known is None else lens[known].sum()),
+        total_tokens=tables.sequences.recorded_tokens(),
         kv_role="fused",
     )
 

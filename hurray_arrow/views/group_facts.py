@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hurray_arrow.errors import UnknownSequenceLengthError, UnsupportedError
-from hurray_arrow.sequences import Sequences
+from hurray_arrow.sequences import Sequences, effective_lengths
 from hurray_arrow.sharing import sequences_per_named_page
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -188,8 +188,5 @@ class GroupFacts:
 
 
 def _num_tokens(tensor: BlockPagedTensor) -> Int64Array:
-    facts = tensor.sequences
-    if facts.seq_lens is None:
-        return np.full(tensor.num_seqs, tensor.total_tokens if tensor.num_seqs == 1 else UNKNOWN, np.int64)
-    lengths = facts.seq_lens.astype(np.int64)
-    return lengths if facts.seq_lens_known is None else np.where(facts.seq_lens_known, lengths, UNKNOWN)
+    lengths, known = effective_lengths(tensor.sequences, num_seqs=tensor.num_seqs, total_tokens=tensor.total_tokens)
+    return np.where(known, lengths.astype(np.int64), UNKNOWN)
