@@ -71,7 +71,7 @@ def stored_groups(tensors: Iterable[BlockPagedTensor]) -> list[StoredGroup]:
             number = next(same, max(groups, default=-1) + 1)
         group = groups.setdefault(number, StoredGroup(number, {}))
         if group.layers and not _same_tables(group.any_tensor, tensor):
-            message = f"{tensor!r}: tables differ from those of kv_group {number}"
+            message = f"{tensor!r}: tables or sequences differ from those of kv_group {number}"
             raise LayoutError(message, expected=number, actual=number)
         name = layer_name(tensor)
         key = (tensor.kv_role, tensor.component)
@@ -95,6 +95,9 @@ def _same_tables(one: BlockPagedTensor, other: BlockPagedTensor) -> bool:
         one.page_size == other.page_size
         and np.array_equal(one.seq_ptr, other.seq_ptr)
         and np.array_equal(one.block_table, other.block_table)
+        # Other lengths or positions: slots that one of them does not store would be written from its stale bytes.
+        and one.total_tokens == other.total_tokens
+        and one.sequences.equals(other.sequences)
     )
 
 

@@ -25,6 +25,8 @@ class Groups:
 
     def __init__(self) -> None:
         self._first: dict[int, Tables] = {}
+        #: Where nobody recorded lengths, only this says that the sequences are other ones.
+        self._total_tokens: dict[int, int] = {}
         #: Groups by the hash of their tables: a thousand of them must not be compared with every tensor.
         self._alike: dict[str, list[int]] = {}
         self._next = 0
@@ -41,18 +43,21 @@ class Groups:
         """
         if tensor.kv_group is None:
             for kv_group in self._alike.get(_tables_xxh3(tensor), ()):
-                if same_tables(self._first[kv_group], tensor):
+                if self._is_of(kv_group, tensor):
                     return kv_group, False
             return self._next, True
-        named = self._first.get(tensor.kv_group)
-        if named is None:
+        if tensor.kv_group not in self._first:
             return tensor.kv_group, True
-        if not same_tables(named, tensor):
+        if not self._is_of(tensor.kv_group, tensor):
             message = (
                 f"tables or sequences differ from the first tensor's of kv_group {tensor.kv_group}: leave kv_group out"
             )
             raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, "snapshot format 2"))
         return tensor.kv_group, False
+
+    def _is_of(self, kv_group: int, tensor: BlockPagedTensor) -> bool:
+        same_tokens = self._total_tokens[kv_group] == tensor.total_tokens
+        return same_tokens and same_tables(self._first[kv_group], tensor)
 
     def keep(self, kv_group: int, tensor: BlockPagedTensor) -> None:
         """Remember the tables of a tensor that was written; only the first of a group counts.
@@ -62,6 +67,7 @@ class Groups:
         if kv_group not in self._first:
             sequences = _copied(tensor.sequences)
             self._first[kv_group] = Tables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
+            self._total_tokens[kv_group] = tensor.total_tokens
             self._alike.setdefault(_tables_xxh3(tensor), []).append(kv_group)
             self._next = max(self._next, kv_group + 1)
 

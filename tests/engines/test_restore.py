@@ -446,6 +446,25 @@ def test_quantization_that_no_engine_keeps_is_not_dropped():
     assert (pool["l"] == FOREIGN).all()
 
 
+@pytest.mark.parametrize("differ", [{"seq_lens": [17]}, {"page_positions": [[0, 5, 15, 20]]}, {"ids": ["b"]}], ids=str)
+def test_sequences_that_differ_within_a_group_are_refused(differ):
+    key, value = (
+        BlockPagedTensor.from_arrays(
+            np.zeros((6, 5, HEADS, DIM), np.uint16),
+            block_tables=[[4, 0, 3, 1]],
+            element_type="bfloat16",
+            kv_role=role,
+            layer_name="l",
+            kv_group=0,
+            **{"seq_lens": [19], "ids": ["a"], **facts},
+        )
+        for role, facts in (("key", {}), ("value", differ))
+    )
+    pool = pool_of(5)
+    refused(pool, [key, value], block_ids=[7, 8, 9, 11], page_size=5)
+    assert (pool["l"] == FOREIGN).all()
+
+
 def test_an_unknown_length_is_not_guessed():
     key, value = stored()
     tensors = [

@@ -69,6 +69,20 @@ def test_named_groups_keep_their_names_and_new_ones_come_after():
     assert placed(*tensors) == [(5, True), (5, False), (6, True), (2, True)]
 
 
+def test_other_tokens_are_another_group_where_nobody_recorded_lengths():
+    few, many = ({"seq_lens": None, "total_tokens": total} for total in (19, 21))
+    assert placed(make_tensor(**few), make_tensor(**many), make_tensor(seed=5, **many)) == [
+        (0, True),
+        (1, True),
+        (1, False),
+    ]
+    groups = Groups()
+    groups.keep(3, make_tensor(**few))
+    with pytest.raises(InvariantError) as caught:
+        groups.place(make_tensor(kv_group=3, **many))
+    assert caught.value.codes == ["kv_group_mismatch"]
+
+
 def test_a_named_group_with_other_tables_is_refused():
     groups = Groups()
     groups.keep(3, make_tensor())
