@@ -40,8 +40,11 @@ from hurray_arrow.snapshot.index import MAX_INDEX_BYTES, NOT_FINISHED, SPEC, Ind
 _MAX_END_BODY_BYTES = 64 << 10
 #: How many bytes listing a remote snapshot may take, or a ten thousandth of it.
 _LISTING_BYTES = 1 << 20
-#: A row takes 24 bytes in the footer and about this many times as much in the index.
-_INDEX_PER_FOOTER = 6
+#: A row takes 24 bytes in the footer, and in the index once to twice as much: a guess with little to spare, and one
+#: that long names do not exceed.
+_INDEX_PER_FOOTER, _MOST_INDEX_PER_FOOTER = 2.5, 6
+#: A damaged footer may say that it is as long as the file.
+_MOST_SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +152,14 @@ def _no_footer(source: Source, error: IpcLayoutError) -> str:
 
 
 def _spare_bytes(file_bytes: int, footer_bytes: int) -> int:
-    """Guess how long the end batch before a long footer is, so that both come at once; within what listing may cost."""
-    allowed = max(_LISTING_BYTES, file_bytes // 10_000) - 2 * footer_bytes
-    return max(0, min(_INDEX_PER_FOOTER * footer_bytes, allowed))
+    """Guess how long the end batch before a long footer is, so that both come at once.
+
+    Within what listing may cost there is room for a generous guess. Where there is none, as for 15,000 tensors and more
+    in a few gigabytes, the index itself is longer than that: then a third request would only come on top.
+    """
+    allowed = max(_LISTING_BYTES, file_bytes // 10_000) - footer_bytes - TAIL_BYTES
+    generous = min(_MOST_INDEX_PER_FOOTER * footer_bytes, allowed)
+    return min(max(generous, int(_INDEX_PER_FOOTER * footer_bytes)), _MOST_SPARE_BYTES)
 
 
 def _footer_error(message: str, url: str) -> SnapshotCorruptError:
