@@ -5,10 +5,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from hurray_arrow.cli.app import app
+from hurray_arrow.snapshot.ranges import (
+    FIRST_BYTE_SECONDS,
+    STREAM_BYTES_PER_SECOND,
+    STREAMS,
+    modelled_seconds,
+    plan_ranges,
+)
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -77,3 +85,20 @@ def test_links_lead_somewhere(document):
 
 def test_every_document_is_found():
     assert len(DOCUMENTS) >= 8
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/howto/archive.md"])
+def test_what_a_real_store_costs_is_the_arithmetic_of_the_plans(page):
+    """The model by which plans are compared: a request for the small columns, then the pages in order."""
+
+    def ranges(size_bytes):
+        return plan_ranges(np.array([(at, 32 << 10) for at in range(0, size_bytes, 32 << 10)]))
+
+    part, whole = ranges(50 << 20), ranges(5 << 30)
+    # To the nearest twentieth of a second: the model is no more exact than that.
+    seconds = round((FIRST_BYTE_SECONDS + modelled_seconds(part)) * 20) / 20
+    first, megabytes = FIRST_BYTE_SECONDS * 1e3, STREAM_BYTES_PER_SECOND / 1e6
+    text = " ".join((ROOT / page).read_text().split())
+    assert f"{first:.0f} ms to the first byte and {megabytes:.0f} MB/s a stream" in text
+    assert f"{len(part) + 1} requests and {seconds:.2f} s over {STREAMS} streams" in text
+    assert f"{len(whole)} requests and {modelled_seconds(whole):.0f} s" in text
