@@ -10,6 +10,7 @@ FUZZ := .venv-fuzz
 # Of each target of `make fuzz`; FUZZ_TARGETS names some of them.
 FUZZ_SECONDS ?= 300
 OLDEST := .venv-oldest
+OLDEST_STORES := .venv-oldest-stores
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 AZURITE := .azurite/node_modules/azurite/package.json
@@ -23,7 +24,7 @@ help:  ## list the targets
 demo: $(VENV)/.cli-installed  ## write a real cache to a snapshot, open it again, prove that it is the same
 	@$(BIN)/hurray-arrow demo
 
-environments: $(VENV)/.test-installed $(ENGINES)/.test-installed $(VLLM)/.test-installed $(OLDEST)/.test-installed $(AZURITE)  ## all set-up; make -j4 does it at once
+environments: $(VENV)/.test-installed $(ENGINES)/.test-installed $(VLLM)/.test-installed $(OLDEST)/.test-installed $(OLDEST_STORES)/.test-installed $(AZURITE)  ## all set-up; make -j4 does it at once
 
 # The engines come first, so that the closing lines are those of the larger suite.
 test: lint $(AZURITE) chromium test-oldest test-engines  ## set-up and the whole test suite
@@ -35,8 +36,9 @@ test-exhaustive: $(VENV)/.test-installed  ## every case of what `make test` samp
 test-core: $(VENV)/.test-installed  ## the tests that need nothing but pip, in less than five minutes
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not stores and not browser and not exhaustive"
 
-test-oldest: $(OLDEST)/.test-installed  ## the core with the oldest packages that pyproject.toml allows, in an environment of its own
+test-oldest: $(OLDEST)/.test-installed $(OLDEST_STORES)/.test-installed $(AZURITE)  ## the core and the stores with the oldest packages that pyproject.toml allows, in environments of their own
 	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist worksteal -W default @tests/oldest/tests.txt
+	$(OLDEST_STORES)/bin/python -m pytest -n $(JOBS) --dist worksteal -W default @tests/oldest/stores-tests.txt
 
 test-engines: $(ENGINES)/.test-installed  ## real models in transformers, in an environment of its own (torch)
 	HF_HUB_OFFLINE=1 $(ENGINES)/bin/python -m pytest -m engines tests/engines/test_torch*.py tests/engines/test_transformers*.py
@@ -69,7 +71,7 @@ bench-peers: $(VENV)/.test-installed  ## every peer on the same work, each in an
 	$(BIN)/python -m benchmarks.peers --write docs/benchmarks
 
 clean:  ## remove what the targets made
-	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) $(FUZZ) .venv-peers .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
+	rm -rf $(VENV) $(ENGINES) $(VLLM) $(OLDEST) $(OLDEST_STORES) $(FUZZ) .venv-peers .fuzz .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov dist build .azurite
 
 # Debian's python3 may come without ensurepip; then the pip that is there installs the one in the environment.
 $(BIN)/pip:
@@ -118,6 +120,13 @@ $(OLDEST)/.test-installed: pyproject.toml tests/oldest/constraints.txt | $(BIN)/
 	@$(BIN)/python -m venv --without-pip $(OLDEST)
 	$(PIP) --python $(OLDEST)/bin/python install --quiet --constraint tests/oldest/constraints.txt \
 	  --editable '.[cli,report,hurray,duckdb,polars,pandas,datafusion]' pytest pytest-xdist hypothesis jsonschema psutil
+	@touch $@
+
+# Apart, because the core goes back further in fsspec than the stores do.
+$(OLDEST_STORES)/.test-installed: pyproject.toml tests/oldest/stores-constraints.txt | $(BIN)/pip
+	@$(BIN)/python -m venv --without-pip $(OLDEST_STORES)
+	$(PIP) --python $(OLDEST_STORES)/bin/python install --quiet --constraint tests/oldest/stores-constraints.txt \
+	  --editable '.[cli,stores]' pytest pytest-xdist hypothesis psutil
 	@touch $@
 
 $(FUZZ)/.installed: pyproject.toml tests/fuzz/requirements.txt | $(BIN)/pip

@@ -7,7 +7,7 @@ import os
 import fsspec
 import pytest
 
-from hurray_arrow import SnapshotWriter, UnsupportedError, open_snapshot, write_snapshot
+from hurray_arrow import SnapshotWriter, UnsupportedError, open_snapshot, ops, write_snapshot
 from hurray_arrow.arrow.schema import SchemaPlan
 from hurray_arrow.snapshot.remote import RemoteRange
 from tests.stores.conftest import WRITABLE
@@ -24,6 +24,16 @@ def test_what_is_written_comes_back(store, profile):
         assert snapshot.url == url
         assert [entry.layer_index for entry in snapshot.entries] == [0, 0, 1, 1, 2, 2]
         check_same(snapshot, some)
+
+
+@pytest.mark.parametrize("profile", ["share", "archive"])
+@pytest.mark.parametrize("store", WRITABLE, indirect=True)
+def test_what_one_sequence_needs_comes_back(store, profile):
+    url, some = store.unique(), tensors(layers=2)
+    write_snapshot(url, some, profile=profile, **store.how)
+    with open_snapshot(url, **store.how) as snapshot:
+        found = snapshot.read_sequences([3, 0], layer_index=1, kv_role="value")
+    assert found.tensors[0].equals(ops.compact(ops.select(some[3], [3, 0])))
 
 
 @pytest.mark.usefixtures("small_parts")
