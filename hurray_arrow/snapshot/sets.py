@@ -140,6 +140,9 @@ def open_snapshot_set(
 class SnapshotSet:
     """An open set; see :func:`open_snapshot_set`. May be read from many threads, and by forked children; as a Snapshot.
 
+    Views such as :meth:`Snapshot.pages` are of one snapshot: ask each of ``members``, or all of them together with
+    :func:`hurray_arrow.views.read_snapshots`, whose column ``url`` says which.
+
     Attributes
     ----------
     id
