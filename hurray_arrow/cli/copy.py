@@ -87,7 +87,8 @@ def copy(source: str, destination: str, **options: Any) -> None:
     """Copy a snapshot from any URL to any URL.
 
     Without options nothing but id, time and producer changes. Every page is compared with its checksum on the way, and
-    DST appears when it is complete. A name that ends in .hrry is a container of pyhurray's, on either side.
+    DST appears when it is complete. A name that ends in .hrry is a container of pyhurray's, on either side; at a URL it
+    goes through a temporary file.
     """
     run(source, destination, **options)
 

@@ -1,11 +1,14 @@
 """copy to and from .hrry containers: the same tensors and facts both ways, other layouts by name."""
 
 import json
+import tempfile
 
+import fsspec
 import hurray
 import pytest
 
 import hurray_arrow as ha
+from hurray_arrow.cli import containers
 
 
 def tensors_of(path):
@@ -57,3 +60,54 @@ def test_a_container_is_converted_as_it_is(run, path, tmp_path):
     assert run("copy", path, tmp_path / "c.hrry", "--repage", "6").exit_code == 2
     assert run("copy", tmp_path / "a.hrry", tmp_path / "b.hrry").exit_code == 2
     assert not (tmp_path / "c.hrry").exists()
+
+
+@pytest.fixture
+def store():
+    """A store of its own, and where temporary files lie."""
+    files = fsspec.filesystem("memory")
+    yield files
+    if files.exists("/containers"):
+        files.rm("/containers", recursive=True)
+
+
+def test_containers_in_a_store_go_through_a_temporary_file(run, path, tmp_path, store, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    url, back = "memory://containers/c.hrry", tmp_path / "back.arrow"
+    written = run("copy", path, url, "--json")
+    assert json.loads(written.stdout)["destination"] == url
+    assert len(run("copy", url, back).output.splitlines()) == 1
+    before, after = tensors_of(path)[0], tensors_of(back)[0]
+    assert [one.equals(other) for one, other in zip(before, after, strict=True)] == [True] * 4
+    stored = store.cat("/containers/c.hrry")
+    kept = run("copy", path, url)
+    assert (kept.exit_code, store.cat("/containers/c.hrry")) == (3, stored)
+    assert "--overwrite" in kept.stderr
+    assert run("copy", path, url, "--overwrite").exit_code == 0
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_goes_wrong_names_the_url_and_leaves_nothing(run, path, tmp_path, store, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    missing = run("copy", "memory://containers/none.hrry", tmp_path / "a.arrow")
+    assert (missing.exit_code, "memory://containers/none.hrry" in missing.stderr) == (3, True)
+    store.pipe("/containers/odd.hrry", b"no container")
+    odd = run("copy", "memory://containers/odd.hrry", tmp_path / "a.arrow")
+    assert (odd.exit_code, "memory://containers/odd.hrry" in odd.stderr) == (3, True)
+    monkeypatch.setattr(containers, "write_container", lambda *_, **__: 1 / 0)
+    failed = run("copy", path, "memory://containers/new.hrry")
+    assert isinstance(failed.exception, ZeroDivisionError)
+    assert store.ls("/containers", detail=False) == ["/containers/odd.hrry"]
+    assert list(scratch.iterdir()) == []
+    assert not (tmp_path / "a.arrow").exists()
+
+
+def test_a_file_url_is_a_path_and_a_query_is_no_name(run, path, tmp_path):
+    assert run("copy", path, f"file://{tmp_path}/c.hrry").exit_code == 0
+    assert len(hurray.load(str(tmp_path / "c.hrry"))) == 4
+    assert containers.is_container("https://host/c.hrry?signature=x.arrow")
+    assert not containers.is_container("https://host/c.arrow?name=c.hrry")
