@@ -158,8 +158,11 @@ def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries:
         return path
     place = Place(filesystem, path, url, tries)
     if _OBSTORE in place.kinds():
+        split = filesystem._split_path  # noqa: SLF001
+        # Refuses another protocol; but of an address it takes "?" and "#" for the end of a name.
+        split(path)
         # It leaves the protocol on, which the names that it lists do not have.
-        place = replace(place, path="/".join(filter(None, filesystem._split_path(path))))  # noqa: SLF001
+        place = replace(place, path="/".join(filter(None, split(re.sub(r"^\w+://", "", path)))))
     return replace(place, tries=1) if place.kinds() & _RETRY_THEMSELVES else place
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from fsspec import AbstractFileSystem
+
 from hurray_arrow.errors import SnapshotChangedError, SnapshotError
 from hurray_arrow.snapshot.files import Version
 from hurray_arrow.snapshot.objects.answers import Filler
@@ -147,7 +149,12 @@ class GenericObject(StoreObject):
             raise OSError(f"{size} bytes in the temporary file, {self._position} were written")
         if not overwrite and self._version() is not None:
             raise FileExistsError(self.place.url)
-        self._fs.mv(self._temporary, self.place.path)
+        if type(self._fs).mv is AbstractFileSystem.mv:
+            # fsspec's own would take a name with "?", "*" or "[" for a pattern.
+            self._fs.cp_file(self._temporary, self.place.path)
+            self._fs.rm_file(self._temporary)
+        else:
+            self._fs.mv(self._temporary, self.place.path)
         self._handle = None
 
     def _tried(
