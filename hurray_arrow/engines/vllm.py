@@ -144,9 +144,6 @@ def cache_group(
         tables = of_slot_mapping(slot_mapping, seq_lens, page_size=block)
     else:
         tables = of_block_tables(block_tables, seq_lens, page_size=block, absent=null_block)
-    if block_stride is not None and block_stride < block // page_size:
-        message = f"block_stride {block_stride}, expected the {block // page_size} pages of a block or more"
-        raise LayoutError(message, expected=block // page_size, actual=block_stride)
     if block != page_size or block_stride is not None:
         tables = tables.split(block // page_size, block_stride=block_stride)
     return CacheGroup(layer_names=tuple(layer_names), tables=tables, kind=kind, window_tokens=window_tokens)
