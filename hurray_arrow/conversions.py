@@ -116,7 +116,8 @@ def _as_array(array: object) -> npt.NDArray[Any] | None:
         return None
     try:
         return np.asarray(array)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except (TypeError, ValueError, RuntimeError, OverflowError, UserWarning):
+        # numpy before 1.24 only warns of lists of different lengths, and warnings may be errors.
         return None
 
 

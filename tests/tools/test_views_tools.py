@@ -125,7 +125,8 @@ def test_duckdb_pushes_columns_and_conditions(snapshot, read):
 @pytest.mark.parametrize("tool", [duckdb_door, datafusion])
 def test_queries_may_name_what_is_made_on_demand(snapshot, tool):
     query = "select shared_with from sequences where sequence = 3"
-    found = tool.connect(snapshot).sql(query)
+    connection = tool.connect(snapshot)
+    found = connection.sql(query)
     pairs = found.fetchall() if tool is duckdb_door else [tuple(row.values()) for row in found.to_pylist()]
     assert pairs == [([{"sequence": 0, "num_pages": 1}],)]
 
