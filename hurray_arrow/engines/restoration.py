@@ -8,7 +8,7 @@ Spec: block-paged layout, Element Lookup; snapshot format section 2, absent page
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hurray_arrow.components import means_whole_pages
-from hurray_arrow.engines.arrays import Words
+from hurray_arrow.engines.arrays import Int64Array, Words
 from hurray_arrow.engines.groups import LayerFormat
 from hurray_arrow.engines.layouts import Content, PagePart, new_arrays
 from hurray_arrow.engines.page_copies import Copies, reading_pages
@@ -198,8 +198,10 @@ def _targets(
             yield _Target(group.kv_group, name, part, source, own)
 
 
-def check_disjoint(targets: Iterable[_Target]) -> None:
+def check_disjoint(targets: Sequence[_Target]) -> None:
     """Refuse memory that two layers would write to.
+
+    Layers of one group may lie between each other, page by page or head by head, but not on each other.
 
     Layers of two groups may share memory, because a block belongs to one group at a time, and layers of one group where
     they are to hold the same: models in which layers share their keys and values.
@@ -227,6 +229,50 @@ def check_disjoint(targets: Iterable[_Target]) -> None:
             names = [f"{each.layer} {each.part.kv_role} {each.part.component}" for each in (first, target)]
             message = f"{' and '.join(names)} are the same memory in destination, and what is stored differs"
             raise LayoutError(message, expected="memory of its own", actual=names)
+
+    by_strides: dict[tuple[Any, ...], list[_Target]] = {}
+    for target in targets:
+        pages = target.part.pages
+        if pages.size:
+            by_strides.setdefault((target.kv_group, pages.strides, pages.itemsize), []).append(target)
+    for alike in by_strides.values():
+        _check_apart(alike)
+
+
+def _check_apart(alike: Sequence[_Target]) -> None:
+    """Refuse layers with equal strides whose memory overlaps without being the same."""
+    views = [target.part.pages for target in alike]
+    # Bytes of an element are an axis too. Where an axis has one place only, its stride says nothing.
+    shapes = np.array([(*view.shape, view.itemsize) for view in views], np.int64)
+    used = np.flatnonzero((shapes > 1).any(axis=0))
+    strides = np.array((*views[0].strides, 1), np.int64)[used]
+    order = np.argsort(-strides, kind="stable")
+    shapes, strides = shapes[:, used[order]], strides[order]
+    starts = np.array([view.ctypes.data for view in views], np.int64)
+    one, other = np.triu_indices(len(views), 1)
+    apart = starts[other] - starts[one]
+    overlap = (apart != 0) & _reachable(apart, strides, low=1 - shapes[other], high=shapes[one] - 1)
+    if overlap.any():
+        first = int(overlap.argmax())
+        names = [f"{each.layer} {each.part.kv_role}" for each in (alike[one[first]], alike[other[first]])]
+        message = f"{' and '.join(names)} lie on each other in destination, {int(apart[first])} bytes apart"
+        raise LayoutError(message, expected="memory of its own", actual=names)
+
+
+def _reachable(apart: Int64Array, strides: Int64Array, *, low: Int64Array, high: Int64Array) -> npt.NDArray[np.bool_]:
+    """Say which distances are a sum of strides, each taken ``low`` to ``high`` times.
+
+    Each stride is longer than what all shorter ones reach together, so that it is taken one of two times.
+    """
+    if not strides.size:
+        found: npt.NDArray[np.bool_] = apart == 0
+        return found
+    times, step = apart // strides[0], strides[0]
+    reached = np.zeros(apart.shape, np.bool_)
+    for taken in (times, times + 1):
+        inside = (low[:, 0] <= taken) & (taken <= high[:, 0])
+        reached |= inside & _reachable(apart - taken * step, strides[1:], low=low[:, 1:], high=high[:, 1:])
+    return reached
 
 
 def _hold_the_same(one: _Target, other: _Target) -> bool:

@@ -465,6 +465,22 @@ def test_sequences_that_differ_within_a_group_are_refused(differ):
     assert (pool["l"] == FOREIGN).all()
 
 
+@pytest.mark.parametrize("pages", [1, 3, -2])
+def test_layers_that_lie_on_each_other_are_refused(pages):
+    tensors = [replace(tensor, layer_name=name) for name in ("a", "b") for tensor in stored()]
+    memory_of_both = np.full((60, 5, HEADS, 2 * DIM), FOREIGN, np.uint16)
+    pool = {
+        "a": memory_of_both[5:55].transpose(0, 2, 1, 3),
+        "b": memory_of_both[5 + pages : 55 + pages].transpose(0, 2, 1, 3),
+    }
+    wrong = refused(pool, tensors, layout="BNHC", block_ids=list(range(10, 18)), page_size=5)
+    assert wrong == ("memory of its own", ["a key", "b key"])
+    # Page by page between each other is how some engines keep layers.
+    pairs = np.full((50, 2, 5, HEADS, 2 * DIM), FOREIGN, np.uint16)
+    beside = {name: pairs[:, place].transpose(0, 2, 1, 3) for place, name in enumerate("ab")}
+    assert restore(beside, tensors, layout="BLNHC", block_ids=list(range(8)), page_size=5).num_tokens == TOKENS
+
+
 def test_an_unknown_length_is_not_guessed():
     key, value = stored()
     tensors = [
