@@ -274,6 +274,8 @@ def _take_bytes(
         raise TypeError(
             "a pool of bytes needs element_type=, page_shape=(page_size, num_heads, head_dim) and num_pages="
         )
+    if len(page_shape) != 3:
+        raise TypeError(f"page_shape: {tuple(page_shape)}, expected (page_size, num_heads, head_dim)")
     page_size, num_heads, head_dim = (operator.index(size) for size in page_shape)
     num_pages = operator.index(num_pages)
     elems = num_pages * page_size * num_heads * head_dim

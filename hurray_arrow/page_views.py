@@ -57,7 +57,10 @@ def dlpack_capsule(tensor: BlockPagedTensor, **options: Any) -> Any:
     CopyRequiredError
         As :func:`private_pages`.
     """
-    return private_pages(tensor).__dlpack__(**options)
+    try:
+        return private_pages(tensor).__dlpack__(**options)
+    except BufferError as error:
+        raise BufferError(f"{tensor.element_type.name}: {error} as_torch() shares bfloat16 and float8 too.") from error
 
 
 def as_torch(tensor: BlockPagedTensor) -> torch.Tensor:

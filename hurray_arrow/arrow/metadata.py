@@ -76,6 +76,8 @@ def new_metadata(
         A key that belongs to the writer or that the format does not have (put your own under ``user``), a value of the
         wrong type, or more of them than a reader takes.
     """
+    if not isinstance(given, Mapping | None):
+        raise TypeError(f"metadata: {type(given).__name__}, expected a dict")
     given = dict(given or {})
     allowed = {"id", "created", "producer", *_OPTIONAL} - {"partial"}
     unknown = sorted(set(given) - allowed)

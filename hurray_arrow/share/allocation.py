@@ -34,6 +34,7 @@ from hurray_arrow.snapshot.row_sink import Output, RowSink
 from hurray_arrow.snapshot.share_rows import Checksums, ShareRows
 from hurray_arrow.snapshot.writer import DEFAULT_PAGE_ALIGN_BYTES, SnapshotWriter
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import listed_tensors
 
 _URL = "allocation"
 
@@ -118,7 +119,7 @@ def allocate(
 
     Spec: snapshot format, section 5, "Fill in place".
     """
-    tensors = list(specs)
+    tensors = listed_tensors(specs)
     output = MemoryFile()
     with ExitStack() as undo:
         undo.callback(output.discard)

@@ -237,6 +237,8 @@ def open_sealed(
 
 
 def _receive_descriptors(sock: socket.socket) -> tuple[list[int], int]:
+    if not isinstance(sock, socket.socket):
+        raise TypeError(f"sock: {type(sock).__name__}, expected a connected Unix socket")
     message, descriptors, flags, _ = socket.recv_fds(
         sock, _MESSAGE.size, _MAX_DESCRIPTORS, getattr(socket, "MSG_CMSG_CLOEXEC", 0)
     )

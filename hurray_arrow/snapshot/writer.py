@@ -151,6 +151,14 @@ def referenced_bytes(tensor: BlockPagedTensor) -> int:
     return element.size_bytes(len(np.unique(tensor.block_table)) * page_elems)
 
 
+def _check_kinds(path: Any, plan: Any) -> None:
+    if not isinstance(plan, SchemaPlan):
+        raise TypeError(f"plan: {type(plan).__name__}, expected SchemaPlan.of(tensors)")
+    if not isinstance(path, str | os.PathLike) and not hasattr(path, "publish"):
+        kind = type(path).__name__
+        raise TypeError(f"path: {kind}, expected a path or a URL; write_stream() writes into file objects")
+
+
 def profile_encoding(profile: str, encoding: str | None) -> str:
     """Return how a profile stores pages: archives in byte planes unless the caller chooses, shared pages as they are.
 
@@ -222,6 +230,7 @@ class SnapshotWriter:
         keep_unknown: bool = False,
         mode: int = 0o600,
     ) -> None:
+        _check_kinds(path, plan)
         profile_encoding(profile, plan.encoding)
         self._metadata = new_metadata(
             metadata, profile=profile, page_align_bytes=page_align_bytes, partial=partial, keep_unknown=keep_unknown

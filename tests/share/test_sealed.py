@@ -465,3 +465,14 @@ for number in range(200):
         assert mappings_later == mappings == 0
         # 179 times 1.2 MiB would be 208 MiB.
         assert memory_later - memory < 8 * MIB
+
+
+def test_arguments_of_another_kind_are_named():
+    with pytest.raises(TypeError, match="sock: str, expected a connected Unix socket"):
+        share.receive("cache.sock")
+    with pytest.raises(TypeError, match="one BlockPagedTensor, expected several"):
+        share.allocate(make_tensor())
+    with pytest.raises(TypeError, match=r"expected \(page_size, num_heads, head_dim\)"):
+        share.tensor_spec(
+            num_pages=5, page_shape=(4, 3), element_type="float16", block_tables=[[0]], seq_lens=[4], kv_role="key"
+        )

@@ -6,6 +6,7 @@ Full disks, killed writers and rivals for the name: faults/test_atomic_writing.p
 from __future__ import annotations
 
 import base64
+import io
 import json
 
 import numpy as np
@@ -383,3 +384,18 @@ def test_wrong_arguments_leave_no_file(path, arguments):
     with pytest.raises(ValueError):
         write_snapshot(path, tensors(), **arguments)
     assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"path": io.BytesIO()}, r"path: BytesIO, expected a path or a URL; write_stream\(\)"),
+        ({"plan": []}, r"plan: list, expected SchemaPlan.of\(tensors\)"),
+        ({"metadata": "toy"}, "metadata: str, expected a dict"),
+    ],
+)
+def test_arguments_of_another_kind_are_named(tmp_path, how, said):
+    arguments = {"path": tmp_path / "new.arrow", "plan": SchemaPlan.of([make_tensor()]), **how}
+    with pytest.raises(TypeError, match=said):
+        SnapshotWriter(**arguments)
+    assert list(tmp_path.iterdir()) == []
