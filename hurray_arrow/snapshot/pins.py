@@ -20,7 +20,7 @@ from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.opening import open_source, snapshot_of
 from hurray_arrow.snapshot.reader import Snapshot
 from hurray_arrow.snapshot.remote import Known, open_place
-from hurray_arrow.snapshot.stores import Place, locate
+from hurray_arrow.snapshot.stores import Place, locate, shown
 from hurray_arrow.snapshot.tail import read_tail
 
 #: A longer end is fetched once more instead of being carried about: that is a request, and the index of some hundred
@@ -46,6 +46,9 @@ class SnapshotPlace:
 
     path: str
     how: Mapping[str, Any] = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"SnapshotPlace({shown(self.path)!r})"
 
     @cached_property
     def _at(self) -> str | Place:

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import fsspec
@@ -38,6 +38,9 @@ _RETRY_THEMSELVES = {"gcsfs.core.GCSFileSystem", "adlfs.spec.AzureBlobFileSystem
 #: s3fs and botocore each try five times, one inside the other: 25 requests and 40 seconds for one range. Ours will do.
 _S3_RETRIES, _BOTO_RETRIES = 1, 0
 
+#: gcsfs alone would wait for an answer for ever; aiohttp's own bound, which it takes away.
+_GCS_SECONDS = 300
+
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 #: obstore's errors say what they are by their names, or in their text.
 _STATUS_BY_NAME = {
@@ -47,6 +50,8 @@ _STATUS_BY_NAME = {
     "UnauthenticatedError": 401,
     "NotSupportedError": 501,
 }
+#: What is in the names of what nobody else may see.
+_PRIVATE = "(?:sig|token|key|secret|pass|cred|auth|delegation)"
 _NEVER_TRANSIENT = (
     HurrayArrowError,
     FileExistsError,
@@ -82,7 +87,7 @@ class Place:
     """
 
     filesystem: fsspec.AbstractFileSystem
-    path: str
+    path: str = field(repr=False)
     url: str
     tries: int = TRIES
 
@@ -168,11 +173,12 @@ def _place(filesystem: fsspec.AbstractFileSystem, path: str, *, url: str, tries:
 
 def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
     try:
-        for protocol in re.findall(r"(?:^|::)(s3a?)(?=://)", url):
+        for protocol in re.findall(r"(?:^|::)(s3a?|gs|gcs)(?=://)", url):
             # Another package may serve S3 too, with other options.
-            if fsspec.get_filesystem_class(protocol).__module__ == "s3fs.core":
+            package = fsspec.get_filesystem_class(protocol).__module__.partition(".")[0]
+            if more := {"s3fs": _s3fs_options, "gcsfs": _gcsfs_options}.get(package):
                 # In a chain each filesystem has its options under its own name.
-                own = _s3fs_options(options.get(protocol, {}) if "::" in url else options)
+                own = more(options.get(protocol, {}) if "::" in url else options)
                 options = {**options, protocol: own} if "::" in url else own
         filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
@@ -200,6 +206,10 @@ def _s3fs_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"use_listings_cache": False, **given, "config_kwargs": config}
 
 
+def _gcsfs_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"requests_timeout": _GCS_SECONDS, **given}
+
+
 def _missing(url: str, error: ImportError) -> ImportError:
     for protocol in re.findall(r"(\w+)(?=://|::|$)", url):
         if protocol in _SERVED_BY:
@@ -210,8 +220,11 @@ def _missing(url: str, error: ImportError) -> ImportError:
 
 def shown(url: str) -> str:
     """Return a URL as errors may show it: without a password, and without the query that may be a signature."""
-    url = re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", url)
-    return re.sub(r"(https?://[^?]*)\?.*", r"\1?…", url)
+    url = re.sub(r"//([^/@:?#]*):[^/?#\s]*@", r"//\1:***@", url)
+    # Who is named alone before a web server may be a token; before other "@" it is a container.
+    url = re.sub(r"(?i)(https?://)[^/@:?#\s]*@", r"\1***@", url)
+    url = re.sub(r"(?i)(https?://[^?#\s'\"]*)[?#][^\s'\"]*", r"\1?…", url)
+    return re.sub(rf"(?i)([?&;#][^=&;\s]*{_PRIVATE}[^=&;\s]*=)[^&;\s'\"]*", r"\1***", url)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -329,8 +342,10 @@ def translated(error: Exception, *, url: str, doing: str, pinned: bool = False, 
 
 def _text(error: Exception, status: int | None) -> str:
     said = getattr(error, "message", None) or str(error)
-    said = re.sub(r"\?[^\s'\"]*", "?…", str(said)).strip()
     # Some backends answer a whole page.
-    said = said.partition("\n")[0][:200]
+    said = shown(str(said).strip().partition("\n")[0])
+    said = re.sub(r"\?[^\s'\"]*", "?…", said)
+    said = re.sub(r"([^\s/:@'\"]+):[^\s/@'\"]+@", r"\1:***@", said)
+    said = re.sub(rf"(?i)({_PRIVATE}[\w-]*(?:=|['\"]\s*:\s*['\"]))[^\s'\";&]+", r"\1***", said)[:200]
     http = f"HTTP {status}, " if status else ""
     return f"{http}{type(error).__name__}: {said}" if said else f"{http}{type(error).__name__}"

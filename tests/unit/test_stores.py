@@ -22,6 +22,7 @@ from hurray_arrow import (
 from hurray_arrow.snapshot import stores
 from hurray_arrow.snapshot.objects.gcs import GcsObject
 from hurray_arrow.snapshot.objects.store_object import AsyncObject
+from hurray_arrow.snapshot.pins import SnapshotPlace
 from hurray_arrow.snapshot.stores import TruncatedBodyError, is_transient, locate, shown, status_of, translated
 from hurray_arrow.snapshot.upload import _BUFFERS_BYTES, RemoteFile
 from tests.sample import make_tensor
@@ -81,6 +82,57 @@ def test_secrets_are_not_shown():
     error = ValueError("HEAD https://host/x?sig=hunter2 failed\nwith a page of text")
     assert "hunter2" not in str(translated(error, url="u", doing="d"))
     assert "page" not in str(translated(error, url="u", doing="d"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:hunter2@host/x",
+        "https://user:a@hunter2@host/x",
+        "https://hunter2@host/x",
+        "http://user:hunter2@[::1]:80/x",
+        "HTTPS://host/x?sig=hunter2",
+        "https://host/x?sig=hunter2#hunter2",
+        "https://host/x#access_token=hunter2",
+        "https://host/x;signature=hunter2",
+        "zip://a.arrow::https://user:hunter2@host/x.zip?a=hunter2",
+        "s3://key:hunter2@bucket/x",
+        "abfs://container@account.dfs.core.windows.net/x?sv=1&sig=hunter2",
+        "gs://bucket/x?X-Goog-Signature=hunter2",
+        "webhdfs://host/x?delegation=hunter2",
+        "unheard-of://user:hunter2@host/x?token=hunter2",
+    ],
+)
+def test_no_secret_of_an_address_is_in_anything_shown(url):
+    place = stores.Place(fsspec.filesystem("memory"), url, shown(url))
+    said = [shown(url), repr(place), repr(SnapshotPlace(url, {"storage_options": {"key": "hunter2"}}))]
+    errors = (OSError(f"cannot open '{url}', really"), ValueError(f"Invalid endpoint: {url}"))
+    said += [str(translated(error, url=shown(url), doing="size")) for error in errors]
+    if url.startswith("unheard-of"):
+        with pytest.raises(ValueError, match="unheard-of") as caught:
+            locate(url)
+        said.append(str(caught.value))
+    assert [text for text in said if "hunter2" in text] == []
+    assert all("x" in text for text in said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Invalid endpoint: user:hunter2@nonsense",
+        "AccountName=a;AccountKey=hunter2==;BlobEndpoint=http://127.0.0.1",
+        "SharedAccessSignature=sv=2020&sig=hunter2;",
+        "no such thing: {'secret_access_key': 'hunter2'}",
+        "GET /x?X-Amz-Signature=hunter2 failed",
+    ],
+)
+def test_no_secret_of_an_errors_text_is_repeated(text):
+    assert "hunter2" not in str(translated(ValueError(text), url="s3://bucket/x", doing="size"))
+
+
+@pytest.mark.parametrize("url", ["s3://b/a:b@c", "s3://b/a?b=c", "abfs://c@host/x", "s3://b/a@b", "https://h:80/a@b"])
+def test_what_is_no_secret_is_shown(url):
+    assert shown(url) == url
 
 
 class HttpError(Exception):
@@ -202,6 +254,13 @@ def test_our_filesystem_does_not_retry_what_we_retry():
     own = s3fs.S3FileSystem(key="k", secret="s")  # noqa: S106 - it is none
     given = locate("s3://b/k", filesystem=own)
     assert (given.filesystem.retries, given.tries, given.path, given.url) == (5, 1, "b/k", "s3://b/k")
+
+
+def test_no_client_waits_for_ever():
+    assert locate("gs://b/k", storage_options={"token": "anon"}).filesystem.requests_timeout == 300
+    assert locate("gs://b/k", storage_options={"token": "anon", "requests_timeout": 7}).filesystem.requests_timeout == 7
+    chained = locate("blockcache::gcs://b/k", storage_options={"gcs": {"token": "anon"}, "blockcache": {}})
+    assert chained.filesystem.fs.requests_timeout == 300
 
 
 def test_nor_does_what_lies_behind_a_cache():
