@@ -17,6 +17,7 @@ from hurray_arrow.snapshot.ranges import (
     modelled_seconds,
     plan_ranges,
 )
+from tests.docs.pages import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -102,3 +103,8 @@ def test_what_a_real_store_costs_is_the_arithmetic_of_the_plans(page):
     assert f"{first:.0f} ms to the first byte and {megabytes:.0f} MB/s a stream" in text
     assert f"{len(part) + 1} requests and {seconds:.2f} s over {STREAMS} streams" in text
     assert f"{len(whole)} requests and {modelled_seconds(whole):.0f} s" in text
+
+
+def test_every_extra_for_users_is_named():
+    for_us = {"stores", "docs", "test", "dev"}
+    assert [extra for extra in EXTRAS if extra not in for_us and f"`{extra}`" not in README] == []
