@@ -126,9 +126,10 @@ def locate(
     ------
     MissingDependencyError
         The package that serves the protocol is not installed.
-    ValueError, TypeError
-        No such protocol, options for something that takes none or others, a filesystem for asynchronous code or of
-        another library.
+    ValueError
+        No such protocol, options for something that takes none or others, a filesystem for asynchronous code.
+    TypeError
+        A filesystem of another library.
     PermissionError, FileNotFoundError, SnapshotError
         The filesystem cannot be opened, such as an archive that is not there.
     """
@@ -185,10 +186,9 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.Abstract
         raise _missing(url, error) from error
     except (TypeError, ValueError) as error:
         # Of the caller's making: no such protocol, or options that it does not have.
-        if str(error).startswith("Protocol not known"):
-            message = f"{error}, expected s3, gs, abfs, https, memory, or another that fsspec knows"
-            raise ValueError(f"{shown(url)}: {message}") from error
-        raise
+        unknown = str(error).startswith("Protocol not known")
+        known = ", expected s3, gs, abfs, https, memory, or another that fsspec knows" if unknown else ""
+        raise ValueError(f"{shown(url)}: {error}{known}") from error
     except Exception as error:
         # Some ask their store already here, such as those that look into an archive.
         raise translated(error, url=shown(url), doing="open the filesystem") from error
