@@ -33,6 +33,7 @@ from hurray_arrow.engines.groups import CacheFacts, LayerFormat, PerLayer, layer
 from hurray_arrow.engines.layouts import Content, Layout, layout_of
 from hurray_arrow.engines.restore_plan import check_belongs, sequence_numbers
 from hurray_arrow.engines.stored_layers import StoredGroup, completed_format, layer_name, needed_tensors, stored_groups
+from hurray_arrow.engines.tables import check_page_size
 from hurray_arrow.engines.token_rows import TokenRows, page_rows
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.schemes import PerTensor
@@ -99,8 +100,7 @@ def export_cache(
     >>> [(tensor.kv_role, tensor.page_pool.shape) for tensor in tensors]
     [('key', (2, 4, 2, 3)), ('value', (2, 4, 2, 3))]
     """
-    if page_size < 1:
-        raise LayoutError(f"page_size {page_size}, expected 1 or more", expected=1, actual=page_size)
+    check_page_size(page_size)
     layout_of(LAYOUTS, layout)
     rows, element = _alike(
         [_sequence(parts, layout, layer_names, f"chunks[{s}]", element_type) for s, parts in enumerate(chunks)]

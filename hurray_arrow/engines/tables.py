@@ -310,7 +310,7 @@ def of_indptr(kv_indptr: Any, kv_indices: Any, kv_last_page_len: Any, *, page_si
         Another dtype than int32 (an int64 array of lengths gives FlashInfer's kernels zeros); offsets that do not
         begin at 0, fall, or pass the ids; a last page that is too short or too long; a page_size below 1.
     """
-    _check_page_size(page_size)
+    check_page_size(page_size)
     parts = {"kv_indptr": kv_indptr, "kv_indices": kv_indices, "kv_last_page_len": kv_last_page_len}
     arrays = {}
     for name, part in parts.items():
@@ -350,7 +350,7 @@ def _check_last_pages(last: Int64Array, counts: Int64Array, page_size: int) -> N
 
 
 def _lengths(seq_lens: Any, page_size: int) -> Int64Array:
-    _check_page_size(page_size)
+    check_page_size(page_size)
     lens = as_integers(seq_lens, name="seq_lens")
     wrong = np.flatnonzero(lens < 0)
     if wrong.size:
@@ -359,6 +359,14 @@ def _lengths(seq_lens: Any, page_size: int) -> Int64Array:
     return lens
 
 
-def _check_page_size(page_size: int) -> None:
-    if not 1 <= page_size <= UINT32_MAX:
-        raise LayoutError(f"page_size {page_size}, expected 1 to {UINT32_MAX}", expected=1, actual=page_size)
+def check_page_size(page_size: Any) -> None:
+    """Refuse what is no number of slots.
+
+    Raises
+    ------
+    LayoutError
+        No integer, or none that a page can have.
+    """
+    if not isinstance(page_size, int | np.integer) or not 1 <= page_size <= UINT32_MAX:
+        message = f"page_size {page_size!r}, expected an integer from 1 to {UINT32_MAX}"
+        raise LayoutError(message, expected=1, actual=page_size)

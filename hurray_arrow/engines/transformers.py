@@ -17,6 +17,7 @@ from hurray_arrow.engines import transformers_cache as classes
 from hurray_arrow.engines.arrays import Int64Array, Words, as_integers, as_words
 from hurray_arrow.engines.groups import CacheFacts
 from hurray_arrow.engines.padded_batch import batch_lengths, column_rows, cut_token_ids, fill_columns, token_columns
+from hurray_arrow.engines.tables import check_page_size
 from hurray_arrow.engines.token_rows import PagedRows, TokenRows, page_digests, page_rows
 from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.identity import check_expected, model_metadata, tensor_facts
@@ -75,6 +76,7 @@ def export_cache(
 
     Spec: block-paged layout, Buffer Table; snapshot format section 2.
     """
+    check_page_size(page_size)
     layers = classes.cache_layers(cache)
     columns = layers[0].num_columns
     tokens = token_columns(attention_mask, seq_lens, batch=int(layers[0].arrays[0].shape[0]), columns=columns)

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 from hurray_arrow.engines.adapter import Adapter
 from hurray_arrow.engines.groups import CacheGroup, ExportOptions, PerLayer
 from hurray_arrow.engines.layouts import Content, Layout
-from hurray_arrow.engines.tables import of_block_tables, of_slot_mapping
+from hurray_arrow.engines.tables import check_page_size, of_block_tables, of_slot_mapping
 from hurray_arrow.errors import LayoutError
 from hurray_arrow.tensor import BlockPagedTensor
 
@@ -130,8 +130,9 @@ def cache_group(
         Neither or both tables, a null block in a group without a window, blocks that lie over each other, and what
         :mod:`hurray_arrow.engines.tables` refuses.
     """
+    check_page_size(page_size)
     block = page_size if block_size is None else block_size
-    if page_size < 1 or block < 1 or block % page_size:
+    if block < 1 or block % page_size:
         message = f"block_size {block}, expected a multiple of page_size {page_size}"
         raise LayoutError(message, expected=page_size, actual=block)
     if (block_tables is None) == (slot_mapping is None):

@@ -245,6 +245,15 @@ def test_a_cache_without_names_is_refused(arrays):
             call()
 
 
+@pytest.mark.parametrize("page_size", [0, -4, 4.0, "4"])
+def test_a_page_size_that_is_none_is_refused(page_size):
+    cache = {"layer.0": np.zeros((5, 3, 4, 8), np.float16)}
+    with pytest.raises(LayoutError, match=r"page_size .*, expected an integer from 1"):
+        vllm.export_cache(cache, layout="BHNC", head_dim=4, page_size=page_size, block_tables=[[0]], seq_lens=[3])
+    with pytest.raises(LayoutError, match=r"page_size .*, expected an integer from 1"):
+        lmcache.export_cache([], layout="2LTC", layer_names=["layer.0"], num_heads=2, page_size=page_size)
+
+
 def test_import_refuses_what_the_tensors_are_not():
     tensors = export({"l": memory.vllm("BHNC", *dense())}, "BHNC")
     for changes, wrong in (
