@@ -181,7 +181,11 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[fsspec.Abstract
                 # In a chain each filesystem has its options under its own name.
                 own = more(options.get(protocol, {}) if "::" in url else options)
                 options = {**options, protocol: own} if "::" in url else own
-        filesystem, path = url_to_fs(url, **options)
+        if re.match(r"https?://\[[^]/]*::", url):
+            # fsspec would take the "::" of such a host for a chain.
+            filesystem, path = fsspec.filesystem(url.partition(":")[0], **options), url
+        else:
+            filesystem, path = url_to_fs(url, **options)
     except ImportError as error:
         raise _missing(url, error) from error
     except (TypeError, ValueError) as error:

@@ -256,6 +256,14 @@ def test_our_filesystem_does_not_retry_what_we_retry():
     assert (given.filesystem.retries, given.tries, given.path, given.url) == (5, 1, "b/k", "s3://b/k")
 
 
+@pytest.mark.parametrize("host", ["[::1]:80", "[fe80::1:2]", "[0:0:0:0:0:0:0:1]:8080"])
+def test_hosts_that_are_numbers_are_no_chain(host):
+    place = locate(f"http://{host}/x.arrow?a=b", storage_options={"headers": {"a": "b"}})
+    assert place.path == f"http://{host}/x.arrow?a=b"
+    assert place.url == f"http://{host}/x.arrow?…"
+    assert place.filesystem.kwargs == {"headers": {"a": "b"}}
+
+
 def test_no_client_waits_for_ever():
     assert locate("gs://b/k", storage_options={"token": "anon"}).filesystem.requests_timeout == 300
     assert locate("gs://b/k", storage_options={"token": "anon", "requests_timeout": 7}).filesystem.requests_timeout == 7
