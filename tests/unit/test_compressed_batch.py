@@ -12,7 +12,8 @@ from hurray_arrow.arrow.ipc_layout import batch_layout, encapsulated, message_ki
 
 RNG = np.random.default_rng(3)
 NOISE = RNG.integers(0, 256, 70_001, dtype=np.uint8)
-EXPONENTS = RNG.binomial(40, 0.5, 70_001).astype(np.uint8)
+# Each page, and each head of it, has numbers of its own size.
+EXPONENTS = RNG.binomial(40, np.repeat(RNG.uniform(0.3, 0.7, 18), 4096)[:70_001]).astype(np.uint8)
 ZSTD = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", 1), allow_64bit=True)
 
 BATCHES = {
