@@ -20,6 +20,13 @@ def test_version(run):
     assert result.output.split()[1] == importlib.metadata.version("hurray-arrow")
 
 
+def test_the_package_runs_as_the_command():
+    ended = subprocess.run(
+        [sys.executable, "-m", "hurray_arrow", "--version"], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == ["hurray-arrow", importlib.metadata.version("hurray-arrow")]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -35,6 +35,7 @@ FLOORS = [
     ["catalog", "views"],
     ["ray", "report"],
     ["cli"],
+    ["__main__"],
 ]
 FLOOR = {name: number for number, names in enumerate(FLOORS) for name in names}
 #: The floor on which a foreign package starts.
