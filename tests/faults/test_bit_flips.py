@@ -12,6 +12,7 @@ import pytest
 
 from hurray_arrow import HurrayArrowError, Snapshot, open_snapshot
 from hurray_arrow.arrow.ipc_layout import TAIL_BYTES, footer_bytes_of
+from hurray_arrow.snapshot.entries import exact_selectors
 from hurray_arrow.snapshot.index import IndexRow
 from tests.faults.children import limit_memory, run_cases
 from tests.faults.outcome import SAME, Original, SilentDamageError, code_of, is_same, outcome_of
@@ -68,13 +69,13 @@ def flip_and_look(content: bytes, share: Sequence[tuple[str, int]], started: Cal
 def outcome_of_row(intact: Snapshot, tensor_index: int, original: Original) -> str:
     """Read and verify the tensor whose row was damaged, through a snapshot that has read nothing yet."""
     snapshot = Snapshot(intact.url, intact.metadata, intact._rows)
-    entry = snapshot.entries[tensor_index]
+    selectors = exact_selectors(snapshot.entries[tensor_index])
     try:
-        tensor = snapshot._read(entry, verify=False)
+        tensor = snapshot.read(**selectors)
     except HurrayArrowError as error:
         return f"read: {code_of(error)}"
     try:
-        snapshot._read(entry, verify=True)
+        snapshot.read(**selectors, verify=True)
     except HurrayArrowError as error:
         return f"verify: {code_of(error)}"
     if not is_same(tensor, original.tensors[tensor_index]):
