@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hurray_arrow.elements import ElementType
 from hurray_arrow.engines.arrays import Words
 from hurray_arrow.engines.groups import LayerFormat
@@ -17,6 +15,7 @@ from hurray_arrow.engines.layouts import Content, Layout, PageDims, PagePart
 from hurray_arrow.errors import LayoutError, UnsupportedError
 from hurray_arrow.schemes import PerTensor
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import unlike_tables
 
 _VALUES = "values"
 #: Tensors of one layer by role and component.
@@ -67,10 +66,11 @@ def stored_groups(tensors: Iterable[BlockPagedTensor]) -> list[StoredGroup]:
     for tensor in tensors:
         number = tensor.kv_group
         if number is None:
-            same = (group.kv_group for group in groups.values() if _same_tables(group.any_tensor, tensor))
-            number = next(same, max(groups, default=-1) + 1)
+            alike = (group.kv_group for group in groups.values() if not any(unlike_tables(group.any_tensor, tensor)))
+            number = next(alike, max(groups, default=-1) + 1)
         group = groups.setdefault(number, StoredGroup(number, {}))
-        if group.layers and not _same_tables(group.any_tensor, tensor):
+        # Other lengths or positions: slots that one of them does not store would be written from its stale bytes.
+        if group.layers and any(unlike_tables(group.any_tensor, tensor)):
             message = f"{tensor!r}: tables or sequences differ from those of kv_group {number}"
             raise LayoutError(message, expected=number, actual=number)
         name = layer_name(tensor)
@@ -88,17 +88,6 @@ def stored_groups(tensors: Iterable[BlockPagedTensor]) -> list[StoredGroup]:
 def layer_name(tensor: BlockPagedTensor) -> str:
     """Give the name that a tensor's layer goes by."""
     return f"{tensor.layer_index}" if tensor.layer_name is None else tensor.layer_name
-
-
-def _same_tables(one: BlockPagedTensor, other: BlockPagedTensor) -> bool:
-    return (
-        one.page_size == other.page_size
-        and np.array_equal(one.seq_ptr, other.seq_ptr)
-        and np.array_equal(one.block_table, other.block_table)
-        # Other lengths or positions: slots that one of them does not store would be written from its stale bytes.
-        and one.total_tokens == other.total_tokens
-        and one.sequences.equals(other.sequences)
-    )
 
 
 def completed_format(form: LayerFormat, layer: Layer, *, engine_scales: bool = True) -> LayerFormat:

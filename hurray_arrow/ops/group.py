@@ -13,7 +13,7 @@ import numpy as np
 from hurray_arrow.components import means_whole_pages
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode, UnsupportedError
 from hurray_arrow.tensor import BlockPagedTensor
-from hurray_arrow.tensors import listed_tensors
+from hurray_arrow.tensors import listed_tensors, unlike_tables
 
 #: What operations take; a sequence holds tensors of one kv_group.
 Tensors: TypeAlias = BlockPagedTensor | Sequence[BlockPagedTensor]
@@ -87,16 +87,6 @@ def check_same_tables(first: BlockPagedTensor, other: BlockPagedTensor, *, where
     InvariantError
         ``kv_group_mismatch``; ``.where`` says what differs.
     """
-    same = {
-        "page_size": first.page_size == other.page_size,
-        "total_tokens": first.total_tokens == other.total_tokens,
-        "seq_ptr": first.seq_ptr is other.seq_ptr or np.array_equal(first.seq_ptr, other.seq_ptr),
-        "block_table": first.block_table is other.block_table or np.array_equal(first.block_table, other.block_table),
-        # An empty batch has no sequences to know anything of.
-        "sequences": not first.num_seqs
-        or first.sequences is other.sequences
-        or first.sequences.equals(other.sequences),
-    }
     problems = [
         Problem(
             ProblemCode.KV_GROUP_MISMATCH,
@@ -104,8 +94,7 @@ def check_same_tables(first: BlockPagedTensor, other: BlockPagedTensor, *, where
             _unlike(getattr(other, name), getattr(first, name)),
             _SPEC,
         )
-        for name, equal in same.items()
-        if not equal
+        for name in unlike_tables(first, other)
     ]
     if problems:
         raise InvariantError(problems)

@@ -6,27 +6,37 @@ Spec: snapshot format, sections 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from hurray_arrow.arrow.rows import Tables
 from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.sequences import Sequences
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.tensor import BlockPagedTensor
+from hurray_arrow.tensors import Paged, unlike_tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """What the first tensor of a group had."""
+
+    page_size: int
+    total_tokens: int
+    seq_ptr: npt.NDArray[Any]
+    block_table: npt.NDArray[Any]
+    sequences: Sequences
 
 
 class Groups:
     """The groups seen so far, each known by its first tensor's tables."""
 
     def __init__(self) -> None:
-        self._first: dict[int, Tables] = {}
-        #: Where nobody recorded lengths, only this says that the sequences are other ones.
-        self._total_tokens: dict[int, int] = {}
+        self._first: dict[int, Paged] = {}
         #: Groups by the hash of their tables: a thousand of them must not be compared with every tensor.
         self._alike: dict[str, list[int]] = {}
         self._next = 0
@@ -43,21 +53,17 @@ class Groups:
         """
         if tensor.kv_group is None:
             for kv_group in self._alike.get(_tables_xxh3(tensor), ()):
-                if self._is_of(kv_group, tensor):
+                if same_tables(self._first[kv_group], tensor):
                     return kv_group, False
             return self._next, True
         if tensor.kv_group not in self._first:
             return tensor.kv_group, True
-        if not self._is_of(tensor.kv_group, tensor):
+        if not same_tables(self._first[tensor.kv_group], tensor):
             message = (
                 f"tables or sequences differ from the first tensor's of kv_group {tensor.kv_group}: leave kv_group out"
             )
             raise InvariantError(Problem(ProblemCode.KV_GROUP_MISMATCH, "kv_group", message, "snapshot format 2"))
         return tensor.kv_group, False
-
-    def _is_of(self, kv_group: int, tensor: BlockPagedTensor) -> bool:
-        same_tokens = self._total_tokens[kv_group] == tensor.total_tokens
-        return same_tokens and same_tables(self._first[kv_group], tensor)
 
     def keep(self, kv_group: int, tensor: BlockPagedTensor) -> None:
         """Remember the tables of a tensor that was written; only the first of a group counts.
@@ -65,9 +71,13 @@ class Groups:
         They are copied: an engine may use the same arrays, changed, for its next layer.
         """
         if kv_group not in self._first:
-            sequences = _copied(tensor.sequences)
-            self._first[kv_group] = Tables(tensor.seq_ptr.copy(), tensor.block_table.copy(), sequences)
-            self._total_tokens[kv_group] = tensor.total_tokens
+            self._first[kv_group] = _Kept(
+                page_size=tensor.page_size,
+                total_tokens=tensor.total_tokens,
+                seq_ptr=tensor.seq_ptr.copy(),
+                block_table=tensor.block_table.copy(),
+                sequences=_copied(tensor.sequences),
+            )
             self._alike.setdefault(_tables_xxh3(tensor), []).append(kv_group)
             self._next = max(self._next, kv_group + 1)
 
@@ -98,13 +108,9 @@ def _copied_arrays(arrays: Iterable[npt.NDArray[Any] | None] | None) -> list[npt
     return None if arrays is None else [None if array is None else array.copy() for array in arrays]
 
 
-def same_tables(one: BlockPagedTensor | Tables, other: BlockPagedTensor | Tables) -> bool:
-    """Say whether two tensors have the same block table, seq_ptr and sequence facts, by value."""
-    return (
-        (one.seq_ptr is other.seq_ptr or np.array_equal(one.seq_ptr, other.seq_ptr))
-        and (one.block_table is other.block_table or np.array_equal(one.block_table, other.block_table))
-        and (one.sequences is other.sequences or one.sequences.equals(other.sequences))
-    )
+def same_tables(one: Paged, other: Paged) -> bool:
+    """Say whether two tensors can be of one group: the same page size, tables and sequence facts, by value."""
+    return not any(unlike_tables(one, other))
 
 
 def missing_members(metadata: Mapping[str, Any], rows: Iterable[IndexRow | Entry]) -> list[Problem]:

@@ -8,6 +8,7 @@ import pytest
 
 from hurray_arrow.arrow.schema import SchemaPlan
 from hurray_arrow.errors import InvariantError, SnapshotCorruptError, SnapshotError
+from hurray_arrow.ops.group import take_group
 from hurray_arrow.snapshot import SnapshotWriter, open_snapshot, write_snapshot
 from hurray_arrow.snapshot import groups as groups_module
 from hurray_arrow.snapshot.groups import Groups, missing_components, missing_members, same_tables
@@ -81,6 +82,21 @@ def test_other_tokens_are_another_group_where_nobody_recorded_lengths():
     with pytest.raises(InvariantError) as caught:
         groups.place(make_tensor(kv_group=3, **many))
     assert caught.value.codes == ["kv_group_mismatch"]
+
+
+def test_pages_of_another_size_are_another_group_where_one_page_holds_each_sequence():
+    # The full and the windowed layers of a model, early in a prompt: one table fits both.
+    short = {"block_tables": [[3], [0]], "seq_lens": [2, 1]}
+    wide, narrow = (make_tensor(page_size=page_size, **short) for page_size in (16, 4))
+    assert placed(wide, narrow, wide, narrow) == [(0, True), (1, True), (0, False), (1, False)]
+    with pytest.raises(InvariantError) as caught:
+        take_group([wide, narrow])
+    assert caught.value.codes == ["kv_group_mismatch"]
+
+
+def test_an_empty_batch_has_no_facts_to_differ_in():
+    empty = {"block_tables": [], "seq_lens": []}
+    assert placed(make_tensor(**empty), make_tensor(**empty, ids=[])) == [(0, True), (0, False)]
 
 
 def test_a_named_group_with_other_tables_is_refused():
