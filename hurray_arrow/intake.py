@@ -305,9 +305,11 @@ def shape_pool(
     UnsupportedError
         numpy cannot hold the shape: sizes beyond int64, which only a pool without elements has.
     """
-    if element.is_packed:
-        return pool_bytes
     try:
+        # What numbers of any pages are read into has four bytes for each element, even where there are no pages.
+        np.empty((0, *page_shape), np.float32)
+        if element.is_packed:
+            return pool_bytes
         return pool_bytes.view(element.pool_dtype).reshape(num_pages, *page_shape)
     except (ValueError, OverflowError) as exc:
         raise UnsupportedError(f"numpy cannot hold a pool of {num_pages} pages of shape {page_shape}: {exc}") from exc

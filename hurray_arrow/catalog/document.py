@@ -117,7 +117,9 @@ class Document:
 
     @classmethod
     def _read(cls, value: Any) -> Document:
-        version = value.get("version") if isinstance(value, dict) else value
+        if not isinstance(value, dict):
+            raise _json.JsonError(f"{value!r:.40}, expected an object")
+        version = value.get("version")
         if type(version) is not int or version != VERSION:
             raise _json.JsonError(f"version {version!r:.40}, expected {VERSION}")
         producer = value.get("producer")

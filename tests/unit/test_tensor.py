@@ -853,3 +853,12 @@ def test_repr_says_what_it_is_and_no_secret():
 def test_the_descriptor_is_the_one_that_decodes():
     tensor = make_tensor(quantization="per_block_one_buffer", index_type="uint64")
     assert BlockPagedDescriptor.decode(tensor.descriptor.encode()) == tensor.descriptor
+
+
+@pytest.mark.parametrize("element_type", ["int4", "bfloat16"])
+def test_pages_of_a_shape_that_no_array_has_are_refused(element_type):
+    """A packed pool without pages was taken, and every read of it ended in numpy's own error."""
+    tensor = make_tensor(element_type=element_type, num_pages=0, block_tables=[[]], seq_lens=[0])
+    descriptor = dataclasses.replace(tensor.descriptor, shape=(0, 2**40, 2**40))
+    with pytest.raises(UnsupportedError):
+        BlockPagedTensor.from_buffers(descriptor, tensor.buffers)

@@ -20,6 +20,8 @@ import hurray_arrow as ha
 from hurray_arrow.catalog import build_catalog, builder, find_prefix, listing, open_catalog
 from hurray_arrow.catalog import writer as catalog_writer
 from hurray_arrow.catalog.columns import SCHEMAS
+from hurray_arrow.catalog.document import DOCUMENT_KEY, HASH_KEY, Document
+from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.files import FileRange
 from tests.unit.catalog.samples import KEY, PROMPT, SECRETS, write
 
@@ -597,3 +599,11 @@ def test_a_killed_run_leaves_the_old_catalogue(folder, destination):
     assert done.returncode == -signal.SIGKILL
     assert destination.read_bytes() == before
     assert counts(build_catalog(folder, destination=destination)) == (3, 3, 0, 0)
+
+
+@pytest.mark.parametrize("text", [b"1", b"[]", b"null"])
+def test_a_document_that_is_no_object_is_refused(text):
+    """``1`` was taken for a version."""
+    with pytest.raises(ha.CatalogError) as caught:
+        Document.from_metadata({DOCUMENT_KEY: text, HASH_KEY: xxh3_hex(text).encode()}, url="c")
+    assert caught.value.codes == ["catalog_invalid"]
