@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.fuzz import branches
 from tests.fuzz.all_targets import CORPORA, TARGETS, keep, kept
 
 WORK = Path(__file__).parents[2] / ".fuzz"
@@ -31,15 +32,18 @@ _NOISE = ("INFO: Instrumenting", '"', "#####")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line says; return 1 where something was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("what", choices=("run", "keep", "replay"))
+    parser.add_argument("what", choices=("run", "keep", "replay", "coverage"))
     parser.add_argument("names", nargs="*", metavar="target", help=f"of {', '.join(TARGETS)}; all of them by default")
     parser.add_argument("--seconds", type=int, default=300, help="for each target, at most (default 300)")
     parser.add_argument("--quiet", type=int, metavar="SECONDS", help="stop a target that found no new edge for so long")
+    parser.add_argument("--missed", action="store_true", help="with coverage: lines and branches that were missed")
     options = parser.parse_intermixed_args(arguments)
     names = options.names or list(TARGETS)
     unknown = sorted(set(names) - set(TARGETS))
     if unknown:
         parser.error(f"no target {', '.join(unknown)}")
+    if options.what == "coverage":
+        return show_coverage(names, missed=options.missed)
     how = {"run": lambda name: run(name, options.seconds, options.quiet), "keep": minimize, "replay": replay}
     work = how[options.what]
     return max([work(name) for name in names])
@@ -79,6 +83,13 @@ def minimize(name: str) -> int:
         keep(name, {path.read_bytes() for path in chosen.iterdir()} - seeds)
         print(f"{name}: {len(kept(name))} kept beside {len(seeds)} seeds")
     return failed
+
+
+def show_coverage(names: Sequence[str], *, missed: bool) -> int:
+    """Print which branches of the decoders the seeds and kept inputs of some targets reach."""
+    for line in branches.table(branches.measure(names, WORK / "coverage"), missed=missed):
+        print(line)
+    return 0
 
 
 def replay(name: str) -> int:

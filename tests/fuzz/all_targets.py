@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.fuzz.targets import (
+    catalogues,
     containers,
     descriptors,
     documents,
@@ -17,6 +18,7 @@ from tests.fuzz.targets import (
     files,
     layouts,
     rewrites,
+    sets,
     streams,
     tables,
 )
@@ -29,22 +31,59 @@ class Target(NamedTuple):
 
     run: Callable[[bytes], None]
     seeds: Callable[[], Iterable[bytes]]
-    #: The modules whose branches it is there for.
+    #: The modules whose branches it is there for; `branches.py` counts them.
     decoders: tuple[str, ...]
 
 
 TARGETS: dict[str, Target] = {
-    "descriptors": Target(descriptors.run, descriptors.seeds, ("codec", "sections", "descriptor", "_wire")),
+    "descriptors": Target(
+        descriptors.run,
+        descriptors.seeds,
+        ("_wire", "codec", "descriptor", "sections", "schemes", "elements", "packing", "quantization"),
+    ),
     "extensions": Target(extensions.run, extensions.seeds, ("arrow/types", "arrow/page_class")),
-    "metadata": Target(documents.run_metadata, documents.metadata_seeds, ("arrow/metadata", "_json")),
-    "index": Target(documents.run_index, documents.index_seeds, ("snapshot/index", "_json")),
+    "metadata": Target(documents.run_metadata, documents.metadata_seeds, ("_json", "arrow/metadata")),
+    "index": Target(documents.run_index, documents.index_seeds, ("snapshot/index",)),
     "layouts": Target(layouts.run, layouts.seeds, ("arrow/ipc_layout",)),
-    "share": Target(files.run_share, files.seeds, ("snapshot/tail", "snapshot/row_source", "snapshot/verification")),
-    "archives": Target(files.run_archives, files.seeds, ("snapshot/archive_source", "arrow/ipc_layout")),
-    "streams": Target(streams.run, streams.seeds, ("snapshot/stream_reader", "arrow/small_columns", "arrow/ipc_file")),
-    "rewrites": Target(rewrites.run, rewrites.seeds, ("snapshot/recovery", "arrow/rows", "arrow/capsules")),
-    "tables": Target(tables.run, tables.seeds, ("engines/tables",)),
-    "containers": Target(containers.run, containers.seeds, ("engines/hurray", "engines/hurray_files")),
+    "share": Target(
+        files.run_share,
+        files.seeds,
+        (
+            *("snapshot/tail", "snapshot/row_source", "snapshot/partial", "snapshot/checksums", "snapshot/groups"),
+            *("snapshot/verification", "snapshot/expectations", "snapshot/entries", "invariants", "sequence_rules"),
+        ),
+    ),
+    "archives": Target(
+        files.run_archives,
+        files.seeds,
+        ("snapshot/archive_source", "snapshot/plane_sizes", "arrow/page_buffers", "arrow/planes"),
+    ),
+    "streams": Target(
+        streams.run,
+        streams.seeds,
+        ("snapshot/stream_reader", "snapshot/pipes", "arrow/small_columns", "arrow/ipc_file"),
+    ),
+    "rewrites": Target(
+        rewrites.run,
+        rewrites.seeds,
+        (
+            *("snapshot/recovery", "arrow/rows", "arrow/tensor_rows", "arrow/facts", "arrow/windows"),
+            *("arrow/convert", "arrow/capsules"),
+        ),
+    ),
+    "sets": Target(sets.run, sets.seeds, ("snapshot/sets", "snapshot/set_members", "snapshot/set_metadata")),
+    "catalogues": Target(catalogues.run, catalogues.seeds, ("catalog/document", "catalog/reader", "catalog/finder")),
+    "tables": Target(
+        tables.run,
+        tables.seeds,
+        (
+            *("engines/tables", "engines/padded_batch", "engines/vllm", "engines/sglang", "engines/flashinfer"),
+            *("engines/tensorrt_llm", "engines/lmcache", "engines/page_moves"),
+        ),
+    ),
+    "containers": Target(
+        containers.run, containers.seeds, ("engines/hurray", "engines/hurray_files", "engines/hurray_places")
+    ),
 }
 
 

@@ -122,6 +122,21 @@ def fields(script: Script) -> None:
     _set_batches(forgery, fields, columns)
 
 
+def moved_pages(script: Script) -> None:
+    """Put the pages of a row into another column of the same type, which is null in the other rows."""
+    forgery, row = script.forgery, script.row()
+    name = script.choices.pick([name for name in forgery.schema.names if name.startswith("page_pool")])
+    place = forgery.schema.get_field_index(name)
+    field = forgery.schema.field(place)
+    columns = [list(batch.columns) for batch in forgery.batches]
+    for number, each in enumerate(columns):
+        nothing = pa.nulls(len(each[place]), field.type)
+        each.insert(place, nothing if number != row else each[place])
+        each[place + 1] = nothing if number == row else each[place + 1]
+    fields = list(forgery.schema)
+    _set_batches(forgery, [*fields[:place], field.with_name("page_pool_7"), *fields[place:]], columns)
+
+
 def _set_fields(forgery: Forgery, fields: list[pa.Field], columns: dict[int, list[pa.Array]]) -> None:
     whole = [
         [columns[n][row] if n in columns else column for n, column in enumerate(batch.columns)]

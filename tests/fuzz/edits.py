@@ -68,6 +68,31 @@ def index_pairs(script: Script) -> None:
     script.forgery.edit_pairs = edit
 
 
+def index_kind(script: Script) -> None:
+    """Let the index be one of the other kind, of as many rows as it says or of none."""
+    is_empty = script.choices.flag()
+
+    def edit(index: dict[str, Any]) -> None:
+        index["kind"] = "stream" if index.get("kind") == "file" else "file"
+        if is_empty:
+            index.update(rows=[], num_rows=0, num_tensors=0)
+
+    script.index.append(edit)
+
+
+def end_rows(script: Script) -> None:
+    """Give the end batch rows, and let the column that every snapshot has be another."""
+    forgery, is_other = script.forgery, script.choices.flag()
+    forgery.end = forgery.batches[script.row()]
+    if is_other:
+        names = ["x" if name == "tensor_index" else name for name in forgery.schema.names]
+        forgery.schema = pa.schema(
+            [f.with_name(name) for f, name in zip(forgery.schema, names, strict=True)], forgery.schema.metadata
+        )
+        forgery.batches = [pa.RecordBatch.from_arrays(b.columns, schema=forgery.schema) for b in forgery.batches]
+        forgery.end = pa.RecordBatch.from_arrays(forgery.end.columns, schema=forgery.schema)
+
+
 def block(script: Script) -> None:
     before, number, what = script.forgery.edit_blocks, script.choices.number(), script.choices.below(3)
     near, value = script.choices.flag(), script.choices.integer()
@@ -152,5 +177,5 @@ EDITS: tuple[Edit, ...] = (
     *(row_edits.scalar, row_edits.stated_size, row_edits.checksums, column_edits.column_value),
     *(column_edits.column_value, column_edits.retyped, column_edits.fields, column_edits.extension),
     *(column_edits.metadata, index_row, index_row, index_key, index_text, index_pairs, block, end_bytes, batches),
-    *(compression, archive_case),
+    *(compression, archive_case, index_kind, end_rows, column_edits.moved_pages),
 )

@@ -10,6 +10,7 @@ with atheris.instrument_imports(include=["hurray_arrow"]):
     from tests.fuzz.all_targets import TARGETS
 
 if __name__ == "__main__":
-    target = TARGETS[sys.argv[1]]
-    atheris.Setup([sys.argv[0], *sys.argv[2:]], target.run)
+    _, name, *arguments = sys.argv
+    # What libFuzzer starts again to merge inputs, through a shell: a module is no program.
+    atheris.Setup([f"{sys.executable} -m tests.fuzz.engine {name}", *arguments], TARGETS[name].run)
     atheris.Fuzz()

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from hurray_arrow import HurrayArrowError
+from hurray_arrow import BlockPagedTensor, HurrayArrowError
 from hurray_arrow.errors import ProblemCode
 
 T = TypeVar("T")
@@ -81,3 +82,19 @@ def promise(holds: object, what: str) -> None:
     """Fail where a promise is broken."""
     if not holds:
         raise BrokenPromiseError(what)
+
+
+def look_at_values(tensor: BlockPagedTensor) -> None:
+    """Gather and dequantize: as many rows as tokens, of whatever is in the pool and in the scheme's buffers."""
+    for seq in range(min(tensor.num_seqs, 5)):
+        tokens = refused(lambda seq=seq: tensor.token_count(seq))
+        for call in (tensor.gather, tensor.dequantize):
+            values = refused(lambda call=call, seq=seq: call(seq))
+            promise(values is None or tokens in (None, len(values)), "as many rows as tokens")
+    promise(refused(lambda: tensor.values_of_pages([tensor.num_pages])) is None, "a page behind the last")
+    element, pool = tensor.element_type, tensor.buffers[0]
+    promise(refused(lambda: element.unpack(pool, 2**40), IndexError) is None, "elements behind the pool")
+    refused(lambda: element.unpack_at(pool, np.array([-1])), IndexError)
+    pages = refused(lambda: tensor.values_of_pages([0] if tensor.num_pages else []))
+    numbers = refused(lambda: tensor.dequantize_pages([0] if tensor.num_pages else []))
+    promise(pages is None or numbers is None or pages.shape == numbers.shape, "a page of other numbers")

@@ -24,7 +24,7 @@ from hurray_arrow.engines import hurray_files
 from hurray_arrow.engines import tables as engine_tables
 from hurray_arrow.snapshot import archive_source, index, row_source, stream_reader
 from tests.faults.children import limit_memory, run_cases
-from tests.fuzz import limits
+from tests.fuzz import branches, limits
 from tests.fuzz.all_targets import CORPORA, TARGETS, kept
 from tests.fuzz.limits import BrokenPromiseError, bounded, check_error
 
@@ -39,6 +39,8 @@ SHARES = {
     "archives": (100, 50),
     "streams": (200, 100),
     "rewrites": (80, 40),
+    "sets": (80, 30),
+    "catalogues": (150, 100),
     "tables": (500, 400),
     "containers": (120, 60),
 }
@@ -120,6 +122,29 @@ def test_corpora_stay_small():
         lines = (CORPORA / f"{name}.txt").read_text().splitlines()
         assert len(set(lines)) == len(lines) == len(kept(name))
         assert max(map(len, lines)) <= 2 * 4096
+
+
+# -- how far the targets reach -----------------------------------------------------------------------------------------
+
+#: Targets that take a few seconds, and reach what they are there for by themselves.
+QUICK = ("extensions", "metadata", "index", "tables")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_target_reaches_its_decoders(name, tmp_path):
+    counts = branches.measure([name], tmp_path)
+    assert branches.percent(counts) >= 95, "\n".join(branches.table(counts, missed=True))
+
+
+@pytest.mark.exhaustive
+def test_targets_reach_the_branches_of_all_decoders(tmp_path):
+    counts = branches.measure(TARGETS, tmp_path)
+    assert len(counts) > 50
+    assert branches.percent(counts) >= 95, "\n".join(branches.table(counts, missed=True))
+
+
+def test_what_is_not_counted_is_of_decoders():
+    assert set(branches.NOT_DECODING) <= {module for target in TARGETS.values() for module in target.decoders}
 
 
 # -- a target that cannot fail proves nothing --------------------------------------------------------------------------

@@ -45,12 +45,12 @@ def _bases() -> tuple[tuple[bytes, dict[str, Any], dict[str, Any]], ...]:
             write_container(path, tensors, metadata=METADATA, kv={"arch": "x"})
             kv = hurray.load_kv(str(path))
             found.append((path.read_bytes(), hurray.load(str(path)), json.loads(kv[FACTS_KEY])))
-    return (*found, _of_others())
-
-
-def _of_others() -> tuple[bytes, dict[str, Any], dict[str, Any]]:
-    """Return a container of other layouts too, on a device, with every kind of value and no facts."""
     kv = {"list": ["a", "b"], "numbers": [1, 2], "f": 0.5, "t": True, "i": -1, "bytes": b"x"}
+    return (*found, _of_others(kv), _of_others({}))
+
+
+def _of_others(kv: dict[str, Any]) -> tuple[bytes, dict[str, Any], dict[str, Any]]:
+    """Return a container of other layouts too, on a device, with some values and no facts."""
     tensors = {"paged": make_vectors.tensor(make_vectors.case(device="cuda")), "dense": dense_tensor()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "base.hrry"
@@ -61,11 +61,22 @@ def _of_others() -> tuple[bytes, dict[str, Any], dict[str, Any]]:
 
 def seeds() -> Iterator[bytes]:
     """Yield scripts: bytes of the descriptors, of the index, of its end; facts of every name."""
-    for base in range(4):
+    for base in range(len(_bases())):
         yield bytes([0, base])
         for place in range(0, 256, 7):
             for part in range(5):
-                yield bytes([0, base, part, place, 0, place % 5, 0xFF, place])
+                yield bytes([0, base, part, place, place, 0, place % 5, 0xFF, place])
+        if base == 1:
+            for place in range(64):
+                yield from (bytes([0, base, 0, 0, place, 0, 0, new]) for new in (0, 3, 0xFF))
+            for place in range(0, 40, 4):
+                yield from (bytes([0, base, 4, 0, place, 0, 7, *[new] * 8]) for new in (0, 0xFF))
+            # Cut to a few bytes.
+            yield from (bytes([0, base, 0, 0, 0, 0, 0, 0, 7, kept, 0]) for kept in (0, 9, 50))
+            for place in range(64, 4096, 16):
+                yield bytes([0, base, 5, 0, place % 256, place // 256, 0, 7])
+            # The facts' version.
+            yield bytes([1, base, 2, 0, 0, 3])
         for way in range(48):
             yield bytes([1, base, *[(way * step) % 256 for step in (1, 3, 7, 11, 13, 17)]])
     yield from (b"\2" + text for text in (b"", b"[]", b"{}", b'{"version":2}', b"[" * 99, b'{"version":1}', b"\xff"))
@@ -130,13 +141,15 @@ def _changed(content: bytes, choices: Choices) -> bytes:
     index, index_bytes, kv, kv_bytes = _TRAILER.unpack_from(content, len(content) - _TRAILER.size)[:4]
     descriptors = [at for at in range(0, len(content), 16) if content[at : at + 6] == _DESCRIPTOR]
     while choices.more:
-        part = choices.below(5)
+        part = choices.below(6)
         start, size = (
             (0, 64),
             (choices.pick(descriptors), 200),
             (kv, kv_bytes),
             (index, index_bytes),
             (len(content) - _TRAILER.size, _TRAILER.size),
+            # Pools and tables.
+            (0, len(content)),
         )[part]
         place, new = start + choices.number(2) % max(size, 1), choices.chunk(1 + choices.below(8))
         changed[place : place + len(new)] = new

@@ -39,7 +39,11 @@ def metadata_seeds() -> Iterator[bytes]:
     """Yield whole documents as text, and scripts that change them."""
     for number, document in enumerate(_documents()):
         yield b"\0" + json_text(document).encode()
-        yield from (bytes([1, number, place, 0, place, 3, 7]) for place in range(12))
+        yield from (bytes([1, number, 3, place, place % 12, 0, place, 3, 7]) for place in range(24))
+        for changed in ({"profile": "x"}, {"requires": ["x"]}, {"requires": [1]}, {"groups": [0] * 150}):
+            yield b"\0" + json_text({**document, **changed}).encode()
+        yield b"\0" + json_text({**document, "user": {"smile": "\U0001f600"}}).encode()
+    yield from (bytes([form]) + json_text({}).encode() for form in (2, 4, 6))
     yield from (
         b"\0" + text
         for text in (b"", b"{", b"[]", b'{"a":1,"a":2}', b"NaN", b"[" * 17 + b"]" * 17, b"\xff", b"9" * 5000)
@@ -49,16 +53,19 @@ def metadata_seeds() -> Iterator[bytes]:
 def run_metadata(data: bytes) -> None:
     """Read metadata out of a schema's pairs; what is accepted can be used and written again."""
     choices = Choices(data)
-    pairs = {_FORMAT: b"1"}
-    if choices.flag():
-        document = choices.pick(_documents())
+    form = choices.number()
+    pairs = ({_FORMAT: b"1"}, {_FORMAT: b"1"}, {_FORMAT: b"2"}, {})[form // 2 % 4].copy()
+    if form & 1:
+        document, kept_keys, how = choices.pick(_documents()), choices.number(), choices.number()
         while choices.more:
             document = choices.value(document) if choices.flag() else _with_key(document, choices)
-        _write(document, choices)
+        _write(document, kept_keys=kept_keys, how=how)
         pairs[_SNAPSHOT] = json_text(document).encode("utf-8", "surrogatepass")
     else:
         pairs[_SNAPSHOT] = choices.rest()
     with bounded(len(pairs[_SNAPSHOT])):
+        # A reader of something smaller than the whole document.
+        refused(lambda: _json.loads(pairs[_SNAPSHOT], max_bytes=200, max_parsed_bytes=400), _json.JsonError)
         found = refused(lambda: parse_schema_metadata(pairs, url="fuzz"))
         if found is None:
             return
@@ -73,15 +80,16 @@ def run_metadata(data: bytes) -> None:
         promise(schema_metadata(again) == written, "metadata changes when it is written twice")
 
 
-def _write(document: Any, choices: Choices) -> None:
+def _write(document: Any, *, kept_keys: int, how: int) -> None:
     """Give a writer what may be no document: a typed refusal, or text that is read as the same."""
-    value = choices.pick((document, {"a": document}, [document] * 2, {1: document}, {"a": object()}, _deep(document)))
+    values = (document, {"a": document}, [document] * 2, {1: document}, {"a": object()}, _deep(document))
+    value = values[how % len(values)]
     text = refused(lambda: _json.dumps(value), _json.JsonError)
     if text is not None:
         again = _json.loads(text, max_bytes=1 << 24)
         promise(_json.dumps(again) == text, "JSON changes when it is written twice")
     if isinstance(document, dict):
-        given = {key: document[key] for key in sorted(document) if choices.below(4)}
+        given = {key: document[key] for number, key in enumerate(sorted(document)) if kept_keys >> number % 8 & 1}
         refused(lambda: new_metadata(given, profile="share", page_align_bytes=64, partial=False), ValueError)
 
 
@@ -135,7 +143,10 @@ def index_seeds() -> Iterator[bytes]:
         for place in range(26):
             yield bytes([1, number, 1, 1, 0, place, 200 - place, 3])
             yield bytes([5, number, 0, 0, place % 7, 4, 1])
+        for row in range(2):
+            yield from (bytes([1, number, 1, row, name, 0, 0, 3]) for name in range(20))
     yield from (b"\0" + text for text in (b"", b"{}", b'{"version":1,"kind":"file","rows":[1]}', b'{"version":1.0}'))
+    yield from (b"\6", b"\6{}")
     yield from (b"\3" + frame for frame in (b"", b"\x28\xb5\x2f\xfd", zst_frame(bytes(1 << 22))))
 
 
@@ -168,7 +179,11 @@ def run_index(data: bytes) -> None:
 
 
 def _index_pairs(choices: Choices) -> tuple[dict[bytes, bytes], int]:
-    kind = choices.below(6)
+    kind = choices.below(7)
+    if kind == 6:
+        # No index, or another hash.
+        text = choices.rest()
+        return {INDEX_KEY.encode(): text} if text else {}, len(text)
     if kind in (1, 5):
         text = json_text(_changed_index(choices)).encode("utf-8", "surrogatepass")
         if kind == 5:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hurray_arrow.arrow import page_class
 from hurray_arrow.arrow.page_class import PageClass
 from hurray_arrow.arrow.schema import schema_xxh3
-from hurray_arrow.arrow.types import BlockTableType, PagePoolType
+from hurray_arrow.arrow.types import BlockTableType, PagePoolType, held_types
 from hurray_arrow.errors import HurrayArrowError
 from tests.fuzz.choices import Choices, json_text
 from tests.fuzz.limits import bounded, promise, refused
@@ -96,6 +96,11 @@ def run(data: bytes) -> None:
         promise(kind.extension_name == name, "another type")
         promise(kind.__arrow_ext_serialize__() == metadata, "other metadata")
         promise(schema_xxh3(schema) == schema_xxh3(bare), "a hash that depends on registration")
+        # Types by themselves, in lists of both widths, and in none.
+        others = [pa.field("large", pa.large_list(schema.field(0).type.value_field)), pa.field("none", kind)]
+        mixed = pa.schema([*schema, *others, pa.field("list", pa.list_(pa.int8()))])
+        same, held = held_types(mixed)
+        promise(same.equals(mixed) and held == (kind, kind), "other types were held")
         again = pa.ipc.read_schema(schema.serialize()).field(0).type.value_type
         other = pickle.loads(pickle.dumps(kind))  # noqa: S301 - what was dumped here
         promise(kind == again and kind == other and hash(kind) == hash(again) and not (kind != again), "equality")  # noqa: SIM202 - both are ours

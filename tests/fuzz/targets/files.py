@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -18,15 +19,18 @@ import xxhash
 from hurray_arrow import BlockPagedTensor, Snapshot, open_snapshot, ops
 from hurray_arrow.arrow.convert import tensors_from_batches
 from hurray_arrow.arrow.schema import page_class_of
-from hurray_arrow.snapshot import archive_source
+from hurray_arrow.snapshot import archive_source, partial
 from hurray_arrow.snapshot.checksums import checksum_piece_bytes
+from hurray_arrow.snapshot.entries import Entry
+from hurray_arrow.snapshot.expectations import check_facts
 from hurray_arrow.snapshot.row_source import IndexedRows
 from tests.faults.forgery import Forgery
 from tests.faults.outcome import Original, is_same, outcome_of
+from tests.fuzz import column_edits, row_edits
 from tests.fuzz.bases import SHARE, archives, file_path, share_files
 from tests.fuzz.choices import Choices
-from tests.fuzz.edits import CASE_NAMES, EDITS
-from tests.fuzz.limits import bounded, promise, refused
+from tests.fuzz.edits import CASE_NAMES, EDITS, archive_case
+from tests.fuzz.limits import bounded, look_at_values, promise, refused
 from tests.fuzz.scripts import Script, UnbuildableError
 
 #: A script's first byte: odd for damage that nobody rehashes.
@@ -48,18 +52,28 @@ def seeds() -> Iterator[bytes]:
             )
     for case in range(len(CASE_NAMES)):
         yield bytes([FORGED, 1, 0]) + case.to_bytes(2, "little")
-    yield from (bytes([FORGED, 1, len(EDITS) - 1, case]) for case in range(70))
+    fields, lengths = EDITS.index(column_edits.fields), EDITS.index(row_edits.buffer)
+    yield from (bytes([FORGED, 0, fields, 0, 5, more]) for more in range(len(column_edits.MORE)))
+    yield from (bytes([FORGED, 0, fields, place, 0]) for place in range(24))
+    # The length of each buffer 0.
+    yield from (bytes([FORGED, 0, lengths, 0, number, 1, 0, 0]) for number in range(0, 48, 2))
+    yield from (bytes([DAMAGED, 0, 5, 0, 0, 0, 1, kept]) for kept in (0, 5, 17, 20))
+    yield bytes([DAMAGED, 0, 1, 0, 0, 3, *b"XXXX", 5, 232, 3, 0, 0])
+    footer_size = len(share_files()[0]) - 10
+    yield bytes([DAMAGED, 0, 1]) + footer_size.to_bytes(2, "little") + b"\3\xff\xff\0\0"
+    yield from (bytes([FORGED, 1, EDITS.index(archive_case), case]) for case in range(70))
 
 
 def run_share(data: bytes) -> None:
     """Change a file of the share profile."""
-    _run(data, share_files())
+    with mock.patch.object(partial, "_WINDOW_BYTES", 64):
+        _run(data, share_files())
 
 
 def run_archives(data: bytes) -> None:
     """Change an archive."""
     # So that small archives are read in several windows; nobody else in this process is.
-    with mock.patch.object(archive_source, "_WINDOW_BYTES", 6000):
+    with mock.patch.object(archive_source, "_WINDOW_BYTES", 6000), mock.patch.object(partial, "_WINDOW_BYTES", 64):
         _run(data, archives())
 
 
@@ -113,7 +127,8 @@ def damaged(base: bytes, choices: Choices) -> bytes:
                 other = choices.number(2) % (len(content) + 1)
                 content[other : other + size] = content[place : place + size]
             case 5:
-                del content[len(content) - place % (len(content) + 1) :]
+                # A file of a few bytes, or of all but a few.
+                del content[choices.below(32) if choices.flag() else place :]
     return bytes(content)
 
 
@@ -177,7 +192,7 @@ def _tensors(snapshot: Snapshot) -> list[BlockPagedTensor | None]:
     for tensor in found:
         if tensor is not None:
             promise(tensor.validate() == [], "a tensor that was read breaks rules")
-            _look_at_tokens(tensor)
+            look_at_values(tensor)
     in_a_row: list[BlockPagedTensor] = []
     reading = snapshot.iter_tensors()
     while (tensor := refused(lambda: next(reading, None))) is not None:
@@ -190,14 +205,6 @@ def _alike(one: BlockPagedTensor | None, other: BlockPagedTensor | None) -> bool
     return one is other if one is None or other is None else is_same(one, other)
 
 
-def _look_at_tokens(tensor: BlockPagedTensor) -> None:
-    for seq in range(min(tensor.num_seqs, 5)):
-        tokens = refused(lambda seq=seq: tensor.token_count(seq))
-        values = refused(lambda seq=seq: tensor.gather(seq))
-        if tokens is not None and values is not None:
-            promise(len(values) == tokens, "as many rows as tokens")
-
-
 def _look_at_listing(snapshot: Snapshot) -> None:
     promise(repr(snapshot) and all(map(str, snapshot.entries)), "no text")
     for kv_group in {entry.kv_group for entry in snapshot.entries}:
@@ -205,20 +212,43 @@ def _look_at_listing(snapshot: Snapshot) -> None:
     refused(lambda: snapshot.match_prefix([7, 11, 13]))
     for entry in snapshot.entries:
         refused(lambda entry=entry: snapshot.plane_sizes(entry))
+        refused(lambda entry=entry: snapshot.read(verify=True, **_selectors(entry)), LookupError)
+    _look_at_facts(snapshot)
+
+
+def _look_at_facts(snapshot: Snapshot) -> None:
+    """Ask for what the tensors and sequences say of themselves: refused by name, or it is so."""
+    agreed = {"element_type": "bfloat16", "page_size": 2, "num_heads": 1, "head_dim": 3}
+    for name, value in {**agreed, "adapter": None, "tenant": "t"}.items():
+        refused(lambda name=name, value=value: check_facts(snapshot, {name: value}))
+    entries = [entry for entry in snapshot.entries if entry.component == "values"]
+    for name in ("page_size", "num_heads", "head_dim"):
+        place = ("page_size", "num_heads", "head_dim").index(name)
+        sizes = {entry.page_shape[place] for entry in entries}
+        if len(sizes) == 1:
+            check_facts(snapshot, {name: sizes.pop()})
 
 
 def _look_at_parts(snapshot: Snapshot, tensors: list[BlockPagedTensor | None]) -> None:
-    """Read the sequences in part: refused, or the pages that the whole tensors have."""
+    """Read the sequences in part, and pages as views do: refused, or what the whole tensors have."""
+    opened = refused(lambda: list(snapshot.open_tensors(snapshot.entries)))
+    for pages, whole in zip(opened or (), tensors, strict=False):
+        if whole is not None and whole.num_pages:
+            last = whole.num_pages - 1
+            found = refused(lambda pages=pages, last=last: pages.read(np.array([last])).values_of_pages([last]))
+            promise(found is None or found.tobytes() == whole.values_of_pages([last]).tobytes(), "another page")
     for entry, whole in zip(snapshot.entries, tensors, strict=True):
-        key = {
-            name: (getattr(entry, name),) for name in ("layer_index", "layer_name", "kv_role", "kv_group", "component")
-        }
-        partial = refused(lambda key=key: snapshot.read_sequences(None, **key), KeyError, IndexError)
-        if partial is None or whole is None:
+        read = refused(lambda entry=entry: snapshot.read_sequences(None, **_selectors(entry)), KeyError, IndexError)
+        if read is None or whole is None:
             continue
-        [part] = partial.tensors
+        [part] = read.tensors
         promise(part.validate() == [], "a partial tensor breaks rules")
         promise(part.equals(ops.compact(whole)), "read in part and whole differ")
+
+
+def _selectors(entry: Entry) -> dict[str, Any]:
+    names = ("layer_index", "layer_name", "kv_role", "kv_group", "component")
+    return {name: (getattr(entry, name),) for name in names}
 
 
 def _look_at_verified(snapshot: Snapshot, tensors: list[BlockPagedTensor], content: bytes) -> None:
@@ -256,6 +286,7 @@ def look_at_recovered(path: Path, size_bytes: int) -> None:
         with snapshot:
             found = refused(lambda: list(snapshot.iter_tensors()))
             refused(snapshot.verify)
+            refused(lambda: check_facts(snapshot, {"tenant": None}))
             if isinstance(snapshot._rows, IndexedRows):
                 return
             promise(snapshot.unverified, "recovery is sure of everything")

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 
@@ -21,8 +22,10 @@ READERS: tuple[Callable[[bytes], Any], ...] = (
     *(ipc_layout.footer_blocks, ipc_layout.check_footer, ipc_layout.batch_layout, ipc_layout.message_kind),
     *(ipc_layout.check_message, ipc_layout.footer_bytes_of, ipc_layout.encapsulated, ipc_layout.record_batches_field),
 )
-#: An input's first byte: bytes as they are, or a script over a real header.
-RAW, SCRIPT = 0, 1
+#: An input's first byte: bytes as they are, a script over a real header, or a schema of more than anybody has.
+RAW, SCRIPT, LARGE = range(3)
+#: Fields and bytes of metadata of a large schema.
+_FIELDS, _METADATA_BYTES = (1, 50, 500, 501), (0, 100, 4096, 4097)
 
 
 @cache
@@ -47,13 +50,22 @@ def seeds() -> Iterator[bytes]:
         for place in range(0, min(len(header), 400), 8):
             yield bytes([SCRIPT, number, place % 256, place // 256, 4, place % 60, place % 256])
     yield from (bytes([RAW]) + text for text in (b"", b"ARROW1", b"\xff" * 8, b"\xff" * 4 + bytes(60)))
+    yield from (bytes([LARGE, number % 4, number // 4 % 4, number // 16]) for number in range(32))
 
 
 def run(data: bytes) -> None:
     """Give a header to every reader of headers: what it says, or an error of theirs."""
     choices = Choices(data)
-    header = choices.rest() if choices.below(2) == RAW else _changed(choices.pick(_headers()), choices)
-    with bounded(len(header)):
+    match choices.below(3):
+        case 0:
+            header = choices.rest()
+        case 1:
+            header = _changed(choices.pick(_headers()), choices)
+        case _:
+            header = _large(choices.pick(_FIELDS), choices.pick(_METADATA_BYTES), choices.flag())
+    # Bounds that a header of a few KiB passes; nobody else in this process has them.
+    small = mock.patch.multiple(ipc_layout, MAX_FIELDS=500, MAX_METADATA_BYTES=4096)
+    with bounded(len(header)), small:
         found = [_read(reader, header) for reader in READERS]
         blocks = found[0]
         if blocks is not None and len(blocks) < 100:
@@ -66,6 +78,19 @@ def _read(reader: Callable[[bytes], Any], header: bytes) -> Any:
     except IpcLayoutError as error:
         promise(str(error) and len(str(error)) < 500, "an error that says nothing, or too much")
         return None
+
+
+@cache
+def _large(fields: int, metadata_bytes: int, is_footer: bool) -> bytes:  # noqa: FBT001 - a choice
+    """Return a footer or a message of a schema: half of the fields beside each other, the others in the last."""
+    inner = pa.struct([pa.field("", pa.int8())] * (fields // 2))
+    schema = pa.schema([pa.field("", pa.int8())] * (fields - fields // 2 - 1) + [pa.field("", inner)])
+    schema = schema.with_metadata({"k": "x" * metadata_bytes})
+    if not is_footer:
+        return schema.serialize().to_pybytes()[8:]
+    tail = file_tail(schema, [])
+    size = ipc_layout.footer_bytes_of(tail)
+    return bytes(tail[-ipc_layout.TAIL_BYTES - size : -ipc_layout.TAIL_BYTES])
 
 
 def _changed(header: bytes, choices: Choices) -> bytes:

@@ -15,6 +15,7 @@ from hurray_arrow.arrow.convert import tensors_from_batches
 from hurray_arrow.arrow.ipc_layout import message_kind
 from tests.faults.outcome import code_of, is_same
 from tests.faults.stream_forgery import StreamForgery
+from tests.fuzz import column_edits
 from tests.fuzz.bases import streams
 from tests.fuzz.choices import Choices
 from tests.fuzz.edits import CASE_NAMES, EDITS
@@ -39,6 +40,11 @@ def seeds() -> Iterator[bytes]:
             yield bytes(
                 [FORGED, way % 4, edit, way % 7, way * 37 % 256, way % 4, way % 5, way * 11 % 256, way % 3, way]
             )
+    fields, metadata = EDITS.index(column_edits.fields), EDITS.index(column_edits.metadata)
+    yield from (bytes([FORGED, 0, fields, 0, 5, more]) for more in range(len(column_edits.MORE)))
+    # One of the names that are given is partial: true.
+    yield from (bytes([FORGED, 0, metadata, 1, 1, name, 6, 1]) for name in range(20))
+    yield bytes([MESSAGES, 2, 2, 0, 2])
     for case in range(len(CASE_NAMES)):
         yield bytes([FORGED, 0, 0]) + case.to_bytes(2, "little")
 
@@ -58,6 +64,10 @@ def run(data: bytes) -> None:
         content = damaged(base, choices) if how == DAMAGED else b"".join(_reordered(messages_of(base), choices))
     with bounded(len(content)):
         metadata, tensors, outcome = _read(io.BytesIO(content))
+        refused(lambda: list(ha.read_stream(io.BytesIO(content), expect={"page_size": 2, "tenant": "t1"})))
+        refused(lambda: ha.read_stream(object()), TypeError)
+        odd = _Odd(content, len(data) % 5)
+        promise(refused(lambda: list(ha.read_stream(odd))) is None, "a source that gives what it does not have")
         slow = _read(_Trickle(content, 1 + len(data) % 7))
         broken = _read(_Broken(content, len(content) // (2 + len(data) % 4)))
         promise(broken[2] != "complete" and all(map(is_same, broken[1], tensors)), "a source that fails is complete")
@@ -109,6 +119,19 @@ class _Trickle:
 
     def read(self, size: int) -> bytes:
         return self._file.read(min(size, self._size))
+
+
+class _Odd(_Trickle):
+    """A source that gives too much, nothing, or counts that cannot be."""
+
+    def __init__(self, content: bytes, how: int) -> None:
+        super().__init__(content, 7)
+        if how > 1:
+            self.readinto = lambda view: (None, len(view) + 1, -1)[how - 2]
+        self._gives_none = how == 1
+
+    def read(self, size: int) -> bytes | None:
+        return None if self._gives_none else super().read(size) + b"more" * size
 
 
 class _Broken(_Trickle):

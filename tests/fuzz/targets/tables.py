@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hurray_arrow import BlockPagedTensor, LayoutError
+from hurray_arrow import BlockPagedTensor, LayoutError, MediaSpan
 from hurray_arrow.engines import flashinfer, lmcache, padded_batch, sglang, tensorrt_llm, vllm
 from tests.fuzz.choices import Choices
 from tests.fuzz.limits import bounded, check_error, promise, refused
@@ -57,15 +57,16 @@ def _vllm(choices: Choices) -> None:
     cache = Cache(choices)
     lens, rows = cache.held([cache.length() for _ in range(cache.num_seqs)]), _rows(cache)
     null_block = choices.pick((None, None, 0, 1))
+    is_windowed = null_block is not None
     group = _taken(
         lambda: vllm.cache_group(
             ["a"],
             seq_lens=lens,
             page_size=cache.page_size,
             block_tables=rows,
-            kind="full" if null_block is None else "sliding_window",
+            kind="sliding_window" if is_windowed else "full",
             null_block=null_block,
-            window_tokens=None if null_block is None else 7,
+            window_tokens=7 if is_windowed else None,
         )
     )
     arrays = {"a": np.stack([cache.keys, cache.values])}
@@ -77,6 +78,9 @@ def _vllm(choices: Choices) -> None:
         )
     usable = is_integers(lens) and all(is_integers(row) for row in rows[: len(lens)])
     compare(cache, tensors, places_by_rows(cache, rows, list(map(int, lens)), absent=null_block) if usable else None)
+    for tensor in tensors or ():
+        table = _taken(lambda tensor=tensor: flashinfer.page_table(tensor))
+        promise(table is None or table.kv_indices.tolist() == tensor.block_table.tolist(), "other pages")
     if tensors:
         _restore(cache, tensors)
 
@@ -160,6 +164,42 @@ def _sglang(choices: Choices) -> None:
     fits = fits and all(0 <= length <= columns for length in lens)
     rows = [held[number, :length].tolist() for number, length in zip(numbers, lens, strict=True)] if fits else None
     compare(cache, tensors, places_by_slots(cache, rows))
+    if tensors:
+        _restore_slots(cache, tensors)
+
+
+def _restore_slots(cache: Cache, tensors: list[BlockPagedTensor]) -> None:
+    """Write a sequence into slots of a fresh pool: refused and untouched, or each token in its slot."""
+    choices, size = cache.choices, cache.page_size
+    if size > 64:
+        return
+    sequence = choices.below(tensors[0].num_seqs + 1)
+    tokens = tensors[0].token_count(sequence) if sequence < tensors[0].num_seqs else 3
+    slots = some_slots(cache, tokens + choices.pick((0, 0, 0, 0, 1, -1)))
+    pools = tuple(np.full((cache.num_pages * size, HEADS, DIM), 0xFFFF, np.uint16) for _ in range(2))
+    # Mostly by slots; by blocks, by both, by neither.
+    by_slots = choices.pick((1, 1, 1, 1, 1, 2, 3, 0))
+    restored = _taken(
+        lambda: sglang.restore_into(
+            {"a": pools},
+            tensors,
+            layout="BNHD",
+            sequence=sequence,
+            token_slots=slots if by_slots & 1 else None,
+            block_ids=[slot // size for slot in slots[::size]] if by_slots & 2 else None,
+            page_size=size if choices.below(8) != 7 else {"a": size},
+            expect=None,
+            element_type="uint16",
+        ),
+        IndexError,
+        KeyError,
+    )
+    expected = tuple(map(np.copy, pools)) if restored is None else tuple(np.full_like(pool, 0xFFFF) for pool in pools)
+    for tensor in tensors if restored is not None else ():
+        for slot, values in zip(slots, tensor.gather(sequence), strict=True):
+            expected[0 if tensor.kv_role == "key" else 1][slot] = values
+    touched = restored is None and any((pool != 0xFFFF).any() for pool in pools)
+    promise(not touched and all(map(np.array_equal, pools, expected)), "other slots were written")
 
 
 def _flashinfer(choices: Choices) -> None:
@@ -221,6 +261,9 @@ def _lmcache(choices: Choices) -> None:
         sizes = [choices.below(5) for _ in range(choices.below(3))]
         axes = {"2": 2, "1": 1, "L": layers, "C": choices.pick((4, 4, 6, 0))}
         shape = [[axes.get(axis, size) for axis in layout] for size in sizes]
+        for each in shape if choices.below(8) == 7 else ():
+            each[choices.below(len(each))] += 1
+            each.extend([1] * choices.below(2))
         chunks.append([np.arange(np.prod(each)).astype(np.uint16).reshape(each) for each in shape])
     names = [f"l{n}" for n in range(layers)]
     found = _taken(
@@ -254,8 +297,15 @@ def _rectangle(choices: Choices) -> None:
         numbers = [choices.below(2) if choices.below(16) else 2 for _ in range(shape[0] * shape[1])]
         mask = np.array(numbers, np.int64).reshape(shape)
     found = _taken(lambda: padded_batch.token_columns(mask, lens, batch=batch, columns=columns))
+    _taken(lambda: padded_batch.token_columns(np.ones((batch, columns)), [1], batch=batch, columns=columns), TypeError)
     if found is None:
         return
+    ids: Any = np.arange(24).reshape(choices.pick(((4, 6), (6, 4), (1, 24), (24, 1), (24,))))[: batch or None]
+    given = {"token_ids": ids} if choices.below(8) else {}
+    cut = _taken(lambda: padded_batch.cut_token_ids(given, found, columns=columns))
+    if cut and ids.ndim == 2:
+        wanted = [ids[row][each].tolist() for row, each in enumerate(found)]
+        promise([each.tolist() for each in cut["token_ids"]] == wanted, "other token ids than those of the columns")
     promise(len(found) == batch, "as many rows as sequences")
     for row, each in enumerate(found):
         wanted = columns if lens is None and mask is None else lens[row] if lens is not None else int(mask[row].sum())
@@ -270,10 +320,12 @@ def _restore(cache: Cache, tensors: list[BlockPagedTensor]) -> None:
     stride = ratio + choices.pick((0, 0, 1, 3))
     pool = np.full((2, num_pages, page_size, HEADS, DIM), 0xFFFF, np.uint16)
     sequence = choices.below(len(tensors) + 2)
-    blocks = [
+    blocks: Any = [
         None if choices.below(16) == 15 else choices.integer(2) if choices.below(8) == 7 else choices.below(num_pages)
         for _ in range(choices.below(9))
     ]
+    if choices.below(16) == 15:
+        blocks = 5
     restored = _taken(
         lambda: vllm.restore_into(
             {"a": pool},
@@ -312,6 +364,33 @@ def _taken(call: Callable[[], Any], *also: type[Exception]) -> Any:
         return None
 
 
+def _mistaken(choices: Choices) -> None:
+    """Tables given twice or not at all, and tensors that FlashInfer has no place for."""
+    cache = Cache(choices)
+    given = {"block_tables": [[0]], "slot_mapping": [0], "null_block": 0, "seq_lens": [1], "page_size": 2, "groups": []}
+    some = {name: value for name, value in given.items() if choices.flag()}
+    arrays = {"a": np.stack([cache.keys, cache.values])}
+    _taken(lambda: vllm.export_cache(arrays, layout="2BNHD", element_type="uint16", **some), TypeError)
+    some.pop("groups", None)
+    _taken(lambda: vllm.cache_group(["a"], **{"seq_lens": [1], "page_size": 2, **some}), TypeError)
+    rows = [cache.row(choices.below(4)) for _ in range(cache.num_seqs)]
+    tensor = refused(
+        lambda: BlockPagedTensor.from_arrays(
+            cache.keys,
+            block_tables=rows,
+            seq_lens=[cache.length() if choices.below(4) else None for _ in rows],
+            token_ids=[[7] * choices.below(20) if choices.below(4) else None for _ in rows],
+            media=[[MediaSpan(choices.below(9), choices.below(9), "d")] if choices.flag() else None for _ in rows],
+            page_positions=[[cache.page_size * n for n in range(len(row))] if choices.flag() else None for row in rows],
+            kv_role="key",
+        ),
+        TypeError,
+    )
+    if tensor is not None:
+        table = _taken(lambda: flashinfer.page_table(tensor))
+        promise(table is None or table.kv_indices.tolist() == tensor.block_table.tolist(), "other pages")
+
+
 ENGINES: tuple[Callable[[Choices], None], ...] = (
-    *(_vllm, _vllm_blocks, _vllm_slots, _sglang, _flashinfer, _tensorrt, _lmcache, _rectangle),
+    *(_vllm, _vllm_blocks, _vllm_slots, _sglang, _flashinfer, _tensorrt, _lmcache, _rectangle, _mistaken),
 )
