@@ -88,7 +88,9 @@ class SealedSnapshot:
             raise ValueError(f"{sock.family.name}: descriptors go through Unix sockets only")
         message = _MESSAGE.pack(_GREETING, self.size_bytes)
         sent = socket.send_fds(sock, [message], [self.fileno()])
-        sock.sendall(message[sent:])
+        # Nothing more is sent where all went: a receiver that has everything may be gone, and even no bytes then fail.
+        if sent < len(message):
+            sock.sendall(message[sent:])
 
     def open(self, *, expect: Mapping[str, Any] | None = None, trusted: bool = False) -> Snapshot:
         """Open it in this process; as :func:`open_sealed`."""

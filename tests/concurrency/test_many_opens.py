@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -28,8 +29,8 @@ def write_files(folder):
     path = folder / "share.arrow"
     write_snapshot(path, [one_tensor()], page_align_bytes=64)
     content = path.read_bytes()
-    archive_rows.ONE_ROW_BYTES = 0
-    write_snapshot(folder / "archive.arrow", [one_tensor()], profile="archive")
+    with mock.patch.object(archive_rows, "ONE_ROW_BYTES", 0):
+        write_snapshot(folder / "archive.arrow", [one_tensor()], profile="archive")
     flipped = bytearray(content)
     with open_snapshot(path) as snapshot:
         flipped[snapshot._rows._places[0][0].offset + 100] ^= 1

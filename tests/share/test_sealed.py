@@ -69,6 +69,22 @@ def test_published_tensors_come_back(pair):
     assert snapshot.metadata["user"] == {"from": "t-7"}
 
 
+def test_a_receiver_may_be_gone_as_soon_as_it_has_all(pair, monkeypatch):
+    given, received = make_tensor(), []
+    send_fds = socket.send_fds
+
+    def receive_at_once(*arguments):
+        sent = send_fds(*arguments)
+        received.append(share.receive(pair[1]))
+        pair[1].close()
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", receive_at_once)
+    with share.publish([given]) as sealed:
+        sealed.send(pair[0])
+    assert received[0].read().equals(given)
+
+
 def test_all_four_seals_are_set():
     with share.publish([make_tensor()]) as sealed:
         assert fcntl.fcntl(sealed.fileno(), fcntl.F_GET_SEALS) & SEALS == SEALS
