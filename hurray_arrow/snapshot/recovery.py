@@ -35,7 +35,7 @@ from hurray_arrow.errors import (
 from hurray_arrow.snapshot.entries import Entry
 from hurray_arrow.snapshot.files import Source
 from hurray_arrow.snapshot.index import SPEC
-from hurray_arrow.snapshot.tail import arrow_file, read_footer
+from hurray_arrow.snapshot.tail import footer_schema, read_footer
 from hurray_arrow.spec import INDEX_TYPE_NAMES
 
 #: A rewritten file may be compressed; a body that states more than this many times its size is not decompressed.
@@ -118,7 +118,7 @@ class RecoveredRows:
                 blocks = read_footer(self._source)
                 if any(block.offset < before.end for before, block in pairwise(sorted(blocks))):
                     raise IpcLayoutError("the footer lists batches that overlap")
-                schema = pa.ipc.open_file(arrow_file(self._source)).schema
+                schema = footer_schema(self._source)
                 places = ((block.offset, block.end - block.offset) for block in blocks)
                 return schema, self._batches((checked_message(self._source.read(*place)) for place in places), schema)
             messages = checked_messages(self._source.read(start, self._source.size - start))

@@ -79,13 +79,12 @@ def read_tail(source: Source) -> Tail:
     if blocks[-1].body_bytes <= _MAX_END_BODY_BYTES and blocks[-1].metadata_bytes <= MAX_INDEX_BYTES:
         source.keep_from(blocks[-1].offset)
     try:
-        reader = pa.ipc.open_file(arrow_file(source))
-        schema, types = held_types(reader.schema)
+        schema, types = held_types(footer_schema(source))
         check_format_version(schema.metadata, url=url)
         # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
         found = schema_xxh3(schema)
         _check_end_batch(source, blocks[-1], schema)
-        _, pairs = reader.get_batch_with_custom_metadata(len(blocks) - 1)
+        pairs = _end_metadata(source, blocks[-1], schema)
     except HurrayArrowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -111,6 +110,25 @@ def _check_end_batch(source: Source, block: Block, schema: pa.Schema) -> None:
         raise SnapshotIncompleteError(NOT_FINISHED, url=source.url)
     if layout.compression is not None:
         raise IpcLayoutError(f"an end batch compressed with codec {layout.compression}")
+
+
+def _end_metadata(source: Source, block: Block, schema: pa.Schema) -> dict[bytes, bytes]:
+    stored = memoryview(source.read(block.offset, block.end - block.offset))
+    stream = pa.ipc.open_stream(pa.py_buffer(b"".join([memoryview(schema.serialize()), stored])))
+    _, pairs = stream.read_next_batch_with_custom_metadata()
+    return dict(pairs or {})
+
+
+def footer_schema(source: Source) -> pa.Schema:
+    """Return the schema that the footer has, once :func:`read_footer` has looked at it.
+
+    Arrow gets bytes and no file object: it reads those in a thread of its own, which may be the last to hold the
+    schema's extension types. They are Python's, and to let them go while the interpreter ends aborts the process.
+    """
+    footer_bytes = footer_bytes_of(source.read(source.size - TAIL_BYTES, TAIL_BYTES).to_pybytes())
+    end_bytes = footer_bytes + TAIL_BYTES
+    end = memoryview(source.read(source.size - end_bytes, end_bytes))
+    return pa.ipc.open_file(pa.py_buffer(b"".join([MAGIC.ljust(HEAD_BYTES, b"\0"), end]))).schema
 
 
 def read_footer(source: Source) -> list[Block]:
