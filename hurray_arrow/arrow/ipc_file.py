@@ -83,6 +83,15 @@ def encoded_batch(
     return sink.getvalue().slice(schema_bytes)
 
 
+def custom_metadata_of(
+    batch: pa.Buffer, schema_message: bytes | memoryview | pa.Buffer
+) -> Mapping[bytes, bytes] | None:
+    """Return an encapsulated record batch's custom metadata, which pyarrow tells of a stream alone; copies both."""
+    stream = pa.ipc.open_stream(pa.py_buffer(b"".join([memoryview(schema_message), memoryview(batch)])))
+    pairs: Mapping[bytes, bytes] | None = stream.read_next_batch_with_custom_metadata()[1]
+    return pairs
+
+
 def block_of(offset: int, message_start: bytes | memoryview, total_bytes: int) -> Block:
     """Return the place of an encapsulated batch of ``total_bytes`` at ``offset``, from its first 8 bytes."""
     metadata_bytes = 8 + struct.unpack_from("<i", message_start, 4)[0]

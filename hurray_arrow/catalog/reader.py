@@ -5,6 +5,7 @@ Spec: ``schemas/catalog.schema.json``, ``schemas/catalog-arrow-schema.txt``.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -27,7 +28,6 @@ from hurray_arrow.errors import HurrayArrowError, SnapshotIncompleteError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.files import PathLike, Source
 from hurray_arrow.snapshot.remote import open_range
-from hurray_arrow.snapshot.tail import arrow_file
 
 
 def open_catalog(
@@ -83,7 +83,7 @@ class Catalog:
         self.url = source.url
         self._source = source
         with self._damage("footer"):
-            self._parquet = parquet.ParquetFile(arrow_file(source), page_checksum_verification=True, pre_buffer=True)
+            self._parquet = parquet.ParquetFile(_arrow_file(source), page_checksum_verification=True, pre_buffer=True)
             pairs = self._parquet.metadata.metadata
         self.document = Document.from_metadata(pairs, url=self.url)
         self._runs: dict[Run, Prefixes] = {}
@@ -197,3 +197,39 @@ class Catalog:
             raise
         except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, OverflowError, StopIteration) as error:
             raise invalid(where, str(error), url=self.url) from error
+
+
+def _arrow_file(source: Source) -> pa.NativeFile:
+    """Return the source as pyarrow takes it; a mapping stays one."""
+    if source.is_mapped:
+        return pa.BufferReader(source.read(0, source.size))
+    return pa.PythonFile(_RangeFile(source), mode="r")
+
+
+class _RangeFile(io.RawIOBase):
+    """A file object over a source, for pyarrow."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self._source = source
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(self._source.size - self._position, 0)
+        data: bytes = self._source.read(self._position, rest if size < 0 else min(size, rest)).to_pybytes()
+        self._position += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 from fsspec.callbacks import Callback, NoOpCallback
 
-from hurray_arrow.arrow.ipc_file import encoded_batch
+from hurray_arrow.arrow.ipc_file import custom_metadata_of, encoded_batch
 from hurray_arrow.arrow.ipc_layout import (
     CONTINUATION,
     END_MARKER,
@@ -245,8 +245,7 @@ class StreamReader:
         return tensor
 
     def _check_end(self, message: pa.Buffer) -> None:
-        stream = pa.ipc.open_stream(pa.BufferReader(self._schema_message + message.to_pybytes()))
-        _, pairs = stream.read_next_batch_with_custom_metadata()
+        pairs = custom_metadata_of(message, self._schema_message)
         try:
             index = Index.from_custom_metadata(pairs, url=URL, file_bytes=self._source.received_bytes)
         except SnapshotIncompleteError as error:

@@ -5,12 +5,12 @@ Spec: snapshot format, section 4, "Order of checks".
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from hurray_arrow.arrow.ipc_file import custom_metadata_of
 from hurray_arrow.arrow.ipc_layout import (
     HEAD_BYTES,
     MAGIC,
@@ -84,7 +84,8 @@ def read_tail(source: Source) -> Tail:
         # Hashed here, because a damaged name is no UTF-8, which shows when somebody asks for it.
         found = schema_xxh3(schema)
         _check_end_batch(source, blocks[-1], schema)
-        pairs = _end_metadata(source, blocks[-1], schema)
+        end = blocks[-1]
+        pairs = custom_metadata_of(source.read(end.offset, end.end - end.offset), schema.serialize())
     except HurrayArrowError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
@@ -110,13 +111,6 @@ def _check_end_batch(source: Source, block: Block, schema: pa.Schema) -> None:
         raise SnapshotIncompleteError(NOT_FINISHED, url=source.url)
     if layout.compression is not None:
         raise IpcLayoutError(f"an end batch compressed with codec {layout.compression}")
-
-
-def _end_metadata(source: Source, block: Block, schema: pa.Schema) -> dict[bytes, bytes]:
-    stored = memoryview(source.read(block.offset, block.end - block.offset))
-    stream = pa.ipc.open_stream(pa.py_buffer(b"".join([memoryview(schema.serialize()), stored])))
-    _, pairs = stream.read_next_batch_with_custom_metadata()
-    return dict(pairs or {})
 
 
 def footer_schema(source: Source) -> pa.Schema:
@@ -182,39 +176,3 @@ def _spare_bytes(file_bytes: int, footer_bytes: int) -> int:
 
 def _footer_error(message: str, url: str) -> SnapshotCorruptError:
     return SnapshotCorruptError(Problem(ProblemCode.FOOTER_INVALID, "footer", message, SPEC), url=url)
-
-
-def arrow_file(source: Source) -> pa.NativeFile:
-    """Return the source as pyarrow takes it; a mapping stays one."""
-    if source.is_mapped:
-        return pa.BufferReader(source.read(0, source.size))
-    return pa.PythonFile(_RangeFile(source), mode="r")
-
-
-class _RangeFile(io.RawIOBase):
-    """A file object over a source, for pyarrow; only the footer and the end batch are asked of it."""
-
-    def __init__(self, source: Source) -> None:
-        super().__init__()
-        self._source = source
-        self._position = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}[whence]
-        self._position = start + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        rest = max(self._source.size - self._position, 0)
-        data: bytes = self._source.read(self._position, rest if size < 0 else min(size, rest)).to_pybytes()
-        self._position += len(data)
-        return data
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True

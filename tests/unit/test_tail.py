@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import fsspec
 import numpy as np
 import pytest
@@ -67,3 +70,27 @@ def test_the_guess_keeps_within_what_listing_may_cost(footer_bytes):
 
 def test_a_footer_that_says_it_is_the_file_brings_little_more():
     assert tail._spare_bytes(10**12, 10**11) == 64 << 20
+
+
+OPENED_IN_A_STORE = """
+import os
+import numpy as np
+import hurray_arrow as ha
+from hurray_arrow.snapshot.tail import read_tail
+from hurray_arrow.snapshot.remote import open_range
+
+pool = np.ones((2, 2, 1, 1), np.float32)
+tensor = ha.BlockPagedTensor.from_arrays(pool, block_tables=[[1]], seq_lens=[2], kv_role="key", layer_index=0)
+ha.write_snapshot("memory://a.arrow", [tensor])
+source = open_range("memory://a.arrow")
+assert not source.is_mapped
+before = len(os.listdir("/proc/self/task"))
+read_tail(source)
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_no_thread_of_arrows_holds_on_to_what_the_end_of_a_file_says():
+    """It might let the schema's types, which are Python's, go while the interpreter ends, and so abort the process."""
+    done = subprocess.run([sys.executable, "-c", OPENED_IN_A_STORE], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

@@ -179,20 +179,15 @@ def _restore_slots(cache: Cache, tensors: list[BlockPagedTensor]) -> None:
     pools = tuple(np.full((cache.num_pages * size, HEADS, DIM), 0xFFFF, np.uint16) for _ in range(2))
     # Mostly by slots; by blocks, by both, by neither.
     by_slots = choices.pick((1, 1, 1, 1, 1, 2, 3, 0))
-    restored = _taken(
-        lambda: sglang.restore_into(
-            {"a": pools},
-            tensors,
-            layout="BNHD",
-            sequence=sequence,
-            token_slots=slots if by_slots & 1 else None,
-            block_ids=[slot // size for slot in slots[::size]] if by_slots & 2 else None,
-            page_size=size if choices.below(8) != 7 else {"a": size},
-            expect=None,
-            element_type="uint16",
-        ),
-        IndexError,
-        KeyError,
+    restored = _restored(
+        sglang,
+        pools,
+        tensors,
+        layout="BNHD",
+        sequence=sequence,
+        token_slots=slots if by_slots & 1 else None,
+        block_ids=[slot // size for slot in slots[::size]] if by_slots & 2 else None,
+        page_size=size if choices.below(8) != 7 else {"a": size},
     )
     expected = tuple(map(np.copy, pools)) if restored is None else tuple(np.full_like(pool, 0xFFFF) for pool in pools)
     for tensor in tensors if restored is not None else ():
@@ -326,21 +321,16 @@ def _restore(cache: Cache, tensors: list[BlockPagedTensor]) -> None:
     ]
     if choices.below(16) == 15:
         blocks = 5
-    restored = _taken(
-        lambda: vllm.restore_into(
-            {"a": pool},
-            tensors,
-            layout="2BNHD",
-            sequence=sequence,
-            block_ids=blocks,
-            page_size=page_size,
-            block_size=page_size * ratio,
-            block_stride=stride,
-            expect=None,
-            element_type="uint16",
-        ),
-        IndexError,
-        KeyError,
+    restored = _restored(
+        vllm,
+        pool,
+        tensors,
+        layout="2BNHD",
+        sequence=sequence,
+        block_ids=blocks,
+        page_size=page_size,
+        block_size=page_size * ratio,
+        block_stride=stride,
     )
     expected = np.full_like(pool, 0xFFFF)
     if restored is not None:
@@ -354,6 +344,14 @@ def _restore(cache: Cache, tensors: list[BlockPagedTensor]) -> None:
                     page = block * stride + position // page_size % ratio
                     expected[role, page, position % page_size] = values
     promise(np.array_equal(pool, expected), "other slots were written than those of the tokens")
+
+
+def _restored(engine: Any, pool: Any, tensors: list[BlockPagedTensor], **how: Any) -> Any:
+    return _taken(
+        lambda: engine.restore_into({"a": pool}, tensors, expect=None, element_type="uint16", **how),
+        IndexError,
+        KeyError,
+    )
 
 
 def _taken(call: Callable[[], Any], *also: type[Exception]) -> Any:
