@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
@@ -273,8 +273,9 @@ def _shaped(raw: npt.NDArray[np.uint8], descriptor: BlockPagedDescriptor) -> npt
 class _HoleSink(RowSink):
     """A row's sink that leaves out its pages."""
 
-    def send_pages(self, output: Output, pages: memoryview, progress: Callback) -> None:  # noqa: ARG002 - nothing is written
+    def send_pages(self, output: Output, pages: memoryview, progress: Callback) -> Iterator[None]:  # noqa: ARG002 - nothing is written
         cast("MemoryFile", output).skip(len(pages))
+        yield
 
 
 class _HoleRows(ShareRows):

@@ -7,6 +7,7 @@ Spec: snapshot format, sections 4 and 5.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,20 +99,24 @@ class RowSink:
             tail_xxh3=self._tail.hexdigest(),
         )
 
-    def send(self, output: Output, progress: Callback) -> None:
-        """Write the row to an output; ``progress`` is told of the page bytes that were taken."""
+    def send(self, output: Output, progress: Callback) -> Iterator[None]:
+        """Write the row to an output, piece by piece as the caller goes on.
+
+        ``progress`` is told of the page bytes that were taken.
+        """
         for part in self._parts:
             if part is self._pool:
-                self.send_pages(output, memoryview(part).cast("B"), progress)
+                yield from self.send_pages(output, memoryview(part).cast("B"), progress)
             else:
                 output.write(part)
 
-    def send_pages(self, output: Output, pages: memoryview, progress: Callback) -> None:
-        """Write the pages to an output."""
+    def send_pages(self, output: Output, pages: memoryview, progress: Callback) -> Iterator[None]:
+        """Write the pages to an output, piece by piece as :meth:`send`."""
         for start in range(0, len(pages), PIECE_BYTES):
             piece = pages[start : start + PIECE_BYTES]
             output.write(piece)
             progress.relative_update(len(piece))
+            yield
 
     def write(self, data: bytes | pa.Buffer) -> int:
         """Take all of the bytes; returns their number."""

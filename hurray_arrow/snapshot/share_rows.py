@@ -68,28 +68,40 @@ class ShareRows:
         self._with_checksums = checksums
         self._progress = progress
         self._pool = ThreadPoolExecutor(1, "hurray-arrow-rows")
-        self._pending: tuple[PlacedTensor, Future[RowSink]] | None = None
+        self._sending: Future[None] | None = None
+        self._is_closed = False
 
     def append(self, placed: PlacedTensor) -> None:
         """Take a tensor; its buffers are borrowed until :meth:`flush`.
 
-        A tensor is hashed and encoded while the one before it goes to the disk: both release the GIL.
+        A tensor is hashed and encoded here while a thread writes the one before it: both release the GIL. What the
+        output raises comes with the next tensor, or with :meth:`flush`.
         """
-        ahead = self._pool.submit(self._prepare, placed)
-        self.flush()
-        self._pending = placed, ahead
+        row = self._prepare(placed)
+        before = self._sending
+        self._sending = self._pool.submit(self._send, placed, row, before)
+        if before is not None:
+            before.result()
 
     def flush(self) -> None:
-        """Write what was taken."""
-        if self._pending is not None:
-            (placed, ahead), self._pending = self._pending, None
-            row = ahead.result()
-            row.send(self._output, self._progress)
-            self.rows.append(placed.index_row(PLAIN, **asdict(row.place())))
+        """Wait until everything that was taken is written."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
 
     def close(self) -> None:
-        """Let the thread go; what was not flushed is dropped."""
+        """Let the thread go, once it is done with the piece at hand; what was not flushed is dropped."""
+        self._is_closed = True
         self._pool.shutdown(cancel_futures=True)
+
+    def _send(self, placed: PlacedTensor, row: RowSink, before: Future[None] | None) -> None:
+        """Write a row; nothing goes behind one that failed."""
+        if before is not None:
+            before.result()
+        for _ in row.send(self._output, self._progress):
+            if self._is_closed:
+                raise SnapshotError("the writer is closed")
+        self.rows.append(placed.index_row(PLAIN, **asdict(row.place())))
 
     def _checksums(self, placed: PlacedTensor) -> Checksums | None:
         return tensor_checksums(placed.tensor) if self._with_checksums else None

@@ -158,5 +158,6 @@ class _Rows:
             pool=pa.py_buffer(placed.tensor.buffers[0]),
         )
         write_batch(pa.PythonFile(sink, mode="w"), batch)
-        sink.send(self._output, self._progress)
+        for _ in sink.send(self._output, self._progress):
+            pass
         self._output.drain()

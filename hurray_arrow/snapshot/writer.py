@@ -76,7 +76,7 @@ def write_snapshot(
         are told that it changed. Of several writers to one name the last to finish wins, whole; without ``overwrite``
         exactly one does, where the store itself can refuse to replace (local files, S3, Azure, Google).
     progress
-        Told of the bytes of pages written.
+        Told of the bytes of pages written, in the share profile by a thread of the writer's.
     profile
         ``"share"``: uncompressed, its pages aligned for mapping. ``"archive"``: small, for object stores.
     encoding
@@ -297,7 +297,8 @@ class SnapshotWriter:
     def borrow(self, tensor: BlockPagedTensor) -> None:
         """Append one tensor whose buffers stay as they are until :meth:`close`; as :meth:`write`, and faster.
 
-        Hashing and encoding run ahead of the disk.
+        A thread writes it while the next one is checked, hashed and encoded. What the disk does not take is an error
+        of a later call.
         """
         self._check_open()
         placed = self._placing.place(tensor)

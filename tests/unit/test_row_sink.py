@@ -52,7 +52,7 @@ def send(pool, sums, *, pad="", progress=None):
     options = pa.ipc.IpcWriteOptions(allow_64bit=True)
     writer = pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), SCHEMA, options=options)
     writer.write_batch(batch, custom_metadata={"hurray_arrow.pad": pad})
-    sink.send(kept, progress or NoOpCallback())
+    assert list(sink.send(kept, progress or NoOpCallback())) == [None] * -(-pool.nbytes // row_sink.PIECE_BYTES)
     place, taken = sink.place(), b"".join(kept)
     assert sink.tell() == OFFSET + len(taken)
     del writer
@@ -113,7 +113,7 @@ def test_pages_are_held_by_reference_until_they_are_sent():
     sink.write(pa.py_buffer(pool))
     pool[:] = 0
     kept = Kept()
-    sink.send(kept, NoOpCallback())
+    list(sink.send(kept, NoOpCallback()))
     assert b"".join(kept) == b"12345678" + bytes(POOL.nbytes)
 
 
