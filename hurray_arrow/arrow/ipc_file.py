@@ -21,6 +21,7 @@ from hurray_arrow.arrow.ipc_layout import (
     MAGIC,
     TAIL_BYTES,
     Block,
+    IpcLayoutError,
     check_message,
     encapsulated,
     footer_bytes_of,
@@ -128,3 +129,16 @@ def checked_message(data: pa.Buffer) -> pa.ipc.Message:
     """
     check_message(encapsulated(memoryview(data)))
     return pa.ipc.read_message(data)
+
+
+def schema_of(message: pa.ipc.Message) -> pa.Schema:
+    """Return the schema that a message holds: Arrow takes whatever a message holds for one, unverified.
+
+    Raises
+    ------
+    IpcLayoutError
+        It holds no schema.
+    """
+    if message.type != "schema":
+        raise IpcLayoutError(f"a message of type {message.type!r}, expected a schema")
+    return pa.ipc.read_schema(message)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from hurray_arrow.arrow.ipc_file import checked_messages
+from hurray_arrow.arrow.ipc_file import checked_messages, schema_of
 from hurray_arrow.arrow.ipc_layout import batch_layout
 from hurray_arrow.catalog.columns import SCHEMAS
 from hurray_arrow.catalog.contents import Prefixes
@@ -145,7 +145,7 @@ class Catalog:
             schema, message = islice(checked_messages(data), 2)
             if batch_layout(message.metadata).compression is not None:
                 raise ValueError("compressed digests")
-            batch = pa.ipc.read_record_batch(message, pa.ipc.read_schema(schema))
+            batch = pa.ipc.read_record_batch(message, schema_of(schema))
             batch.validate()
             if batch.schema != PREFIX_SCHEMA or len(batch) != run.num_rows:
                 raise ValueError(f"{len(batch)} rows of {batch.schema.names}, expected {run.num_rows} digests")

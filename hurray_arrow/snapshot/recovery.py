@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from hurray_arrow.arrow.ipc_file import checked_message, checked_messages
+from hurray_arrow.arrow.ipc_file import checked_message, checked_messages, schema_of
 from hurray_arrow.arrow.ipc_layout import CONTINUATION, MAGIC, BatchLayout, IpcLayoutError, batch_layout
 from hurray_arrow.arrow.metadata import check_format_version, parse_schema_metadata
 from hurray_arrow.arrow.page_class import PLAIN
@@ -122,7 +122,7 @@ class RecoveredRows:
                 places = ((block.offset, block.end - block.offset) for block in blocks)
                 return schema, self._batches((checked_message(self._source.read(*place)) for place in places), schema)
             messages = checked_messages(self._source.read(start, self._source.size - start))
-            schema = pa.ipc.read_schema(next(messages))
+            schema = schema_of(next(messages))
         except (pa.ArrowException, IpcLayoutError, OSError, StopIteration) as error:
             raise SnapshotIncompleteError(f"nothing to recover: {error}", url=self._source.url) from error
         return schema, self._batches(messages, schema)

@@ -279,6 +279,14 @@ def _own_buffers(kind: pa.DataType) -> int:
     return 3 if any(holds(kind) for holds in three) else 2
 
 
+def untype(data: bytearray, start: int = 0) -> None:
+    """Make the message at ``start`` one that does not say what it holds, which Arrow then does not verify."""
+    table = start + 8 + struct.unpack_from("<I", data, start + 8)[0]
+    vtable = table - struct.unpack_from("<i", data, table)[0]
+    # The entry of the header's type.
+    struct.pack_into("<H", data, vtable + 4 + 2, 0)
+
+
 class RowBytes:
     """Places in the bytes of a record batch message."""
 

@@ -22,6 +22,7 @@ from hurray_arrow import (
     open_snapshot,
     write_snapshot,
 )
+from tests.faults.forgery import untype
 from tests.faults.small import METADATA, small_tensors
 from tests.sample import ALL_ELEMENT_TYPES, make_tensor, sample_facts
 
@@ -425,6 +426,17 @@ def test_of_many_rows_left_out_a_hundred_are_listed_and_all_are_counted(tmp_path
         left_out = [problem for problem in snapshot.unverified if problem.where.endswith("of a batch")]
         assert len(left_out) == 100
         assert "317" in snapshot.unverified[-1].message
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_schema_that_does_not_say_that_it_is_one(tmp_path, share_path, is_stream):
+    """Arrow takes it for one without verifying it, and may crash."""
+    content = bytearray(share_path.read_bytes()[8 if is_stream else 0 : -1])
+    untype(content, 0 if is_stream else 8)
+    path = tmp_path / "f.arrow"
+    path.write_bytes(content)
+    with pytest.raises(SnapshotIncompleteError, match="expected a schema"):
+        open_snapshot(path, recover=True)
 
 
 def test_a_footer_that_lists_a_batch_many_times_is_not_followed(tmp_path, share_path):

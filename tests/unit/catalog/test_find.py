@@ -20,6 +20,7 @@ from hurray_arrow.catalog.document import Document
 from hurray_arrow.catalog.writer import CatalogWriter
 from hurray_arrow.prefixes import match_groups
 from hurray_arrow.snapshot.files import AtomicFile
+from tests.faults.forgery import untype
 from tests.prefix_groups import ADAPTERS, TENANTS, only, random_groups
 from tests.unit.catalog.samples import KEY, PROMPT, write
 
@@ -274,6 +275,20 @@ def test_digests_are_compared_with_their_hash_before_they_are_taken_over(tmp_pat
     assert path.read_bytes() == data
     build_catalog(tmp_path / "cache", destination=path, key=KEY, rebuild=True)
     assert len(find_prefix(path, PROMPT, key=KEY)) == 1
+
+
+def test_digests_whose_schema_does_not_say_that_it_is_one(tmp_path):
+    """Arrow takes it for one without verifying it, and may crash."""
+    write(tmp_path / "cache" / "a.arrow", tokens=40)
+    path = tmp_path / "c.parquet"
+    build_catalog(tmp_path / "cache", destination=path, key=KEY)
+    with open_catalog(path) as catalogue:
+        run = catalogue.document.runs[0]
+    data = bytearray(path.read_bytes())
+    untype(data, run.offset_bytes)
+    path.write_bytes(data)
+    with open_catalog(path) as catalogue, pytest.raises(ha.CatalogError, match="expected a schema"):
+        catalogue.run(run)
 
 
 @pytest.mark.parametrize("file_index", [3, 2**32 - 1])
