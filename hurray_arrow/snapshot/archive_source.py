@@ -162,6 +162,10 @@ class ArchiveIndexedRows(IndexedRows):
     def _pages_row(self, place: IndexRow, destination: npt.NDArray[np.uint8], stored: pa.Buffer) -> Row:
         row = Row.read(self._batch_of(place, stored), 0, destination=destination)
         check_place(row, place)
+        if row.descriptor is not None:
+            where = f"tensor {place.tensor_index}"
+            message = "two rows with a descriptor: they are of two tensors"
+            raise refuse(ProblemCode.ROW_MISSING, where, message, url=self.source.url)
         checksums = row.page_checksums
         if checksums is not None and len(checksums) != place.num_pages:
             where = f"tensor {place.tensor_index}.page_checksums"

@@ -91,6 +91,13 @@ def compressed_by_lz4(forgery: Forgery) -> None:
 # -- rows of pages -----------------------------------------------------------------------------------------------------
 
 
+@case("row_missing")
+def a_row_of_pages_has_a_descriptor(forgery: Forgery) -> None:
+    head, pages = forgery.batches[HEAD], forgery.batches[SECOND_PAGES]
+    place = pages.schema.get_field_index("descriptor")
+    forgery.batches[SECOND_PAGES] = pages.set_column(place, pages.schema.field(place), head.column(place))
+
+
 def _index_row(row: int, also: str, *expected: str, **values: Any) -> None:
     def change(forgery: Forgery) -> None:
         forgery.edit_rows = lambda rows: rows[row].update(values)

@@ -19,6 +19,9 @@ from tests.fuzz.choices import Choices
 Patch: TypeAlias = Callable[[bytearray], None]
 Edit: TypeAlias = "Callable[[Script], None]"
 
+#: What a script may make of a snapshot of a few KiB.
+MAX_BYTES = 1 << 20
+
 
 class UnbuildableError(Exception):
     """A script asks for something that Arrow refuses to write; it says nothing about the reader."""
@@ -46,6 +49,9 @@ class Script:
         try:
             while self.choices.more:
                 self.choices.pick(self.edits)(self)
+                # An edit that doubles a row may come again and again.
+                if sum(batch.nbytes for batch in self.forgery.batches) > MAX_BYTES:
+                    raise UnbuildableError("the script makes too much")
             self._take_edits()
             return self.forgery.content()
         except (pa.ArrowException, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError) as error:

@@ -161,7 +161,8 @@ def _change(members: list[bytes], choices: Choices) -> None:
 
 def _change_document(document: dict[str, Any], choices: Choices) -> None:
     """Change one fact of a member: near the old one, as often as not."""
-    groups = document.get("groups") or [{}]
+    groups = document.get("groups")
+    groups = groups if isinstance(groups, list) and groups else [{}]
     part, names = choices.pick(
         (
             (document.get("set"), _OF_SETS),
