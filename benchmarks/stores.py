@@ -39,6 +39,7 @@ def results(*, scale: int, rounds: int) -> Iterator[Measurement | Count]:
         yield from upload_results(filesystem, options, made, path, rounds)
         yield from read_results(filesystem, options, made, rounds)
         yield from sequence_results(filesystem, options, made, rounds)
+        yield from exact_results(Path(folder), UPLOAD_BYTES // scale)
 
 
 def upload_results(
@@ -84,23 +85,28 @@ def read_results(
     yield Measurement("open, list and read one of 16 tensors from local S3", "s3fs cat_file", ours_s, peer_s, "—")
 
 
-def sequence_results(
-    filesystem: fsspec.AbstractFileSystem, options: Mapping[str, object], made: list[ha.BlockPagedTensor], rounds: int
-) -> Iterator[Measurement | Count]:
-    """Restore one sequence in a hundred, its pages in sequence order, against reading the whole object."""
-    url = f"s3://{BUCKET}/sequences.arrow"
+def in_sequences(made: list[ha.BlockPagedTensor]) -> list[ha.BlockPagedTensor]:
+    """Return the tensors with their pages dealt out to about a hundred sequences."""
     num_pages = made[0].num_pages
     pages = max(num_pages // 100, 1)
     tables = [list(range(start, min(start + pages, num_pages))) for start in range(0, num_pages, pages)]
     lengths = [len(table) * made[0].page_size for table in tables]
-    tensors = [
+    return [
         ha.BlockPagedTensor.from_arrays(
             tensor.page_pool, block_tables=tables, seq_lens=lengths, kv_role="key", layer_index=tensor.layer_index
         )
         for tensor in made
     ]
+
+
+def sequence_results(
+    filesystem: fsspec.AbstractFileSystem, options: Mapping[str, object], made: list[ha.BlockPagedTensor], rounds: int
+) -> Iterator[Measurement | Count]:
+    """Restore one sequence in a hundred, its pages in sequence order, against reading the whole object."""
+    url = f"s3://{BUCKET}/sequences.arrow"
+    tensors = in_sequences(made)
+    sequence = tensors[0].num_seqs // 2
     ha.write_snapshot(url, tensors, storage_options=options)
-    sequence = len(tables) // 2
 
     def ours() -> ha.PartialRead:
         with ha.open_snapshot(url, storage_options=options) as snapshot:
@@ -111,7 +117,19 @@ def sequence_results(
 
     ours_s, peer_s = alternate(ours, peer, rounds=rounds)
     fetched, total = ours().fetched, filesystem.size(url)
-    what = f"restore one of {len(tables)} sequences of {total >> 20} MiB from local S3"
+    what = f"restore one of {tensors[0].num_seqs} sequences of {total >> 20} MiB from local S3"
     yield Measurement(what, "s3fs cat_file of the object", ours_s, peer_s, "time ≤ 0.1")
     found = f"{fetched.requests} requests, {fetched.fetched_bytes / total:.4f} of its bytes"
     yield Count("… and what it fetched, all tensors", found, "≤ 0.02 of the bytes")
+
+
+def exact_results(folder: Path, total_bytes: int) -> Iterator[Count]:
+    """Fetch one sequence in a hundred with no gaps: its bytes, and what comes along with them."""
+    for page_kib in (4, 32):
+        path = folder / "exact.arrow"
+        ha.write_snapshot(path, in_sequences(cache(total_bytes, page_kib << 10, tensors=4)), overwrite=True)
+        with ha.open_snapshot(path, mapped=False) as snapshot:
+            fetched = snapshot.read_sequences(50, gap_bytes=0).fetched
+        what = f"one sequence, gap_bytes=0, 4 tensors, pages {page_kib} KiB: bytes"
+        found = f"{fetched.fetched_bytes / fetched.needed_bytes:.3f} of its own, {fetched.requests} requests"
+        yield Count(what, found, "≤ 1.05 of its own")

@@ -104,8 +104,11 @@ class ArchiveIndexedRows(IndexedRows):
         place = self._places[tensor_index][0]
         return self._first_row(place, self._stored(place))
 
-    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
+    def rows_without_pages(
+        self, tensor_indexes: Sequence[int], *, most_checksum_bytes: int | None = None
+    ) -> list[PartialRow]:
         """Return tensors' first rows; see :meth:`IndexedRows.rows_without_pages`."""
+        del most_checksum_bytes
         places = [self._places[tensor_index][0] for tensor_index in tensor_indexes]
         stored = self._stored_many(places)
         partials = []

@@ -23,9 +23,14 @@ SPEC = "snapshot format 4"
 _AT_ONCE = 1 << 16
 
 
-def xxh3_hex(data: Any) -> str:
-    """Return xxh3-64 of a bytes-like object as 16 lower-case hex digits."""
-    return xxhash.xxh3_64_hexdigest(data)
+def xxh3_hex(*parts: Any) -> str:
+    """Return xxh3-64 of bytes-like objects, one behind the other, as 16 lower-case hex digits."""
+    if len(parts) == 1:
+        return xxhash.xxh3_64_hexdigest(parts[0])
+    whole = xxhash.xxh3_64()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()
 
 
 def page_checksums(

@@ -39,6 +39,9 @@ FILE, STREAM = "file", "stream"
 #: What a row of a stream does not have.
 _PLACE = ("offset", "metadata_bytes", "body_bytes")
 
+#: Bytes of a page's checksum.
+CHECKSUM_BYTES = 8
+
 #: A tensor's key, unique in a snapshot.
 TensorKey = tuple[int, int | None, str | None, str, str]
 
@@ -46,7 +49,8 @@ TensorKey = tuple[int, int | None, str | None, str, str]
 class IndexRow(NamedTuple):
     """One row of the snapshot: what it holds and, in a file, where. Sizes and offsets are bytes from the file's start.
 
-    The share profile adds the place of the pages and the hashes of what lies before and after them; the archive profile
+    The share profile adds the place of the pages and the hashes of what lies before and after them, before them also
+    without the page checksums (``bare_head_xxh3``), for readers of few pages; the archive profile
     the hash of all of the row's bytes as stored, and ``num_pages`` counts the pages of this row. In a stream there are
     no places (``offset`` and sizes are 0 here, and left out of the JSON), and ``small_xxh3`` covers what is not pages,
     see :mod:`hurray_arrow.arrow.small_columns`.
@@ -72,6 +76,7 @@ class IndexRow(NamedTuple):
     pages_bytes: int | None = None
     checksums_offset: int | None = None
     head_xxh3: str | None = None
+    bare_head_xxh3: str | None = None
     tail_xxh3: str | None = None
     row_xxh3: str | None = None
     small_xxh3: str | None = None
@@ -80,6 +85,11 @@ class IndexRow(NamedTuple):
     def key(self) -> TensorKey:
         """The tensor's key."""
         return (self.kv_group, self.layer_index, self.layer_name, self.kv_role, self.component)
+
+    @property
+    def checksums_end(self) -> int:
+        """Where the page checksums end, in a row that has ``bare_head_xxh3``: one for each page."""
+        return (self.checksums_offset or 0) + CHECKSUM_BYTES * self.num_pages
 
     @property
     def block(self) -> Block:
@@ -130,7 +140,7 @@ def _shape(value: Any, what: str) -> tuple[int, int, int]:
 _READERS: Mapping[str, Callable[[Any, str], Any]] = {
     "kv_role": _role,
     **dict.fromkeys(("component", "element_type", "encoding", "index_type", "layer_name"), _string),
-    **dict.fromkeys(("head_xxh3", "tail_xxh3", "row_xxh3", "small_xxh3"), _hash),
+    **dict.fromkeys(("head_xxh3", "bare_head_xxh3", "tail_xxh3", "row_xxh3", "small_xxh3"), _hash),
     "page_shape": _shape,
 }
 #: What is left out where there is none; the other keys are always there, as null where there is none.
@@ -308,6 +318,11 @@ def _problems(rows: Iterable[IndexRow], kind: str) -> Iterator[Problem]:
             if not body <= row.pages_offset <= pages_end <= end or (row.checksums_offset or body) < body:
                 message = f"pages [{row.pages_offset}, {pages_end}), checksums at {row.checksums_offset}"
                 yield _problem(ProblemCode.ROW_PLACE, number, f"{message}, body [{body}, {end})")
+        if row.bare_head_xxh3 is not None:
+            checksums, pages = row.checksums_offset, row.pages_offset
+            if checksums is None or pages is None or not body <= checksums <= row.checksums_end <= pages:
+                message = f"{row.num_pages} checksums at {checksums}, expected between {body} and the pages at {pages}"
+                yield _problem(ProblemCode.ROW_PLACE, number, message)
         # A tensor's first row in the archive profile has no pages, and the next one starts at page 0.
         place = row.tensor_index, row.page_offset, bool(row.num_pages)
         if place in seen:

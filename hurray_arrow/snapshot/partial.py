@@ -41,8 +41,9 @@ class Fetched:
     ----------
     requests, fetched_bytes
         Ranges asked for, and their bytes: pages, gaps between them, and each row's small columns, which are fetched
-        whole because one hash covers them: of a share row that is 8 bytes of checksum for every page of the tensor,
-        wanted or not, and in the first row of a kv_group its tables. 0 where the file is mapped.
+        whole because one hash covers them: in the first row of a kv_group its tables, and of a share row 8 bytes of
+        checksum for every page of the tensor, wanted or not, where they are no more than ``gap_bytes`` or nobody said
+        how much that is. 0 where the file is mapped.
     needed_pages, needed_bytes
         Pages that the sequences name, and their bytes as stored; of archives those of the rows that hold them, without
         a tensor's first row, which is fetched in any case.
@@ -185,7 +186,9 @@ class PartialReader:
 
     def _wanted(self, entries: Sequence[Entry], sequences: Any, tokens: Any) -> list[_Wanted]:
         wanted = []
-        partials = self._rows.rows_without_pages([entry.tensor_index for entry in entries])
+        partials = self._rows.rows_without_pages(
+            [entry.tensor_index for entry in entries], most_checksum_bytes=self._gap_bytes
+        )
         for entry, partial in zip(entries, partials, strict=True):
             whole = tensor_from_rows([partial.row], self._tables_of(partial.row), align_small_buffers=True)
             check_entry(entry, whole)
@@ -195,8 +198,11 @@ class PartialReader:
 
     def _fill(self, wanted: Sequence[_Wanted]) -> None:
         """Fetch the pieces of several tensors by one plan: their rows are neighbours in the file."""
-        pieces = np.concatenate([each.pieces for each in wanted])
-        owners = np.repeat(np.arange(len(wanted)), [len(each.pieces) for each in wanted])
+        by_owner = [
+            np.concatenate([self._rows.checksum_pieces_of(each.partial, each.page_ids), each.pieces]) for each in wanted
+        ]
+        pieces = np.concatenate(by_owner)
+        owners = np.repeat(np.arange(len(wanted)), list(map(len, by_owner)))
         order = np.argsort(pieces[:, 0], kind="stable")
         pieces, owners = pieces[order], owners[order]
         ranges = plan_ranges(pieces, gap_bytes=self._gap_bytes)

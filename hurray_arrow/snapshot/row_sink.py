@@ -47,7 +47,8 @@ class SnapshotOutput(Output, Protocol):
 class RowPlace:
     """Where a row lies, offsets in bytes from the file's start.
 
-    ``pages_offset`` is the row's end where it has no pages; ``checksums_offset`` is ``None`` where it has none.
+    ``pages_offset`` is the row's end where it has no pages; ``checksums_offset`` is ``None`` where it has none, and so
+    is ``bare_head_xxh3``, which is ``head_xxh3`` without them.
     """
 
     offset: int
@@ -57,6 +58,7 @@ class RowPlace:
     pages_bytes: int
     checksums_offset: int | None
     head_xxh3: str
+    bare_head_xxh3: str | None
     tail_xxh3: str
 
 
@@ -83,7 +85,7 @@ class RowSink:
         self._pages_offset: int | None = None
         self._checksums_offset: int | None = None
         self._prefix = b""
-        self._head, self._tail = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._head, self._bare_head, self._tail = xxhash.xxh3_64(), xxhash.xxh3_64(), xxhash.xxh3_64()
 
     def place(self) -> RowPlace:
         """Return where the row lies, once it was taken."""
@@ -96,6 +98,7 @@ class RowSink:
             pages_bytes=0 if self._pages_offset is None else self._pool.size,
             checksums_offset=self._checksums_offset,
             head_xxh3=self._head.hexdigest(),
+            bare_head_xxh3=None if self._checksums_offset is None else self._bare_head.hexdigest(),
             tail_xxh3=self._tail.hexdigest(),
         )
 
@@ -136,11 +139,17 @@ class RowSink:
         return size
 
     def _take_small(self, data: bytes | pa.Buffer) -> None:
-        if isinstance(data, pa.Buffer) and _is_same(data, self._checksums):
+        is_checksums = isinstance(data, pa.Buffer) and _is_same(data, self._checksums)
+        if is_checksums:
             self._checksums_offset = self._position
         if len(self._prefix) < 8:
             self._prefix += bytes(memoryview(data)[: 8 - len(self._prefix)])
-        (self._head if self._pages_offset is None else self._tail).update(data)
+        if self._pages_offset is not None:
+            self._tail.update(data)
+        else:
+            self._head.update(data)
+            if not is_checksums:
+                self._bare_head.update(data)
         self._parts.append(data)
         self._position += len(data)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from hurray_arrow.errors import Problem, ProblemCode, SnapshotCorruptError
 from hurray_arrow.snapshot.checksums import xxh3_hex
 from hurray_arrow.snapshot.entries import Entry, entries_of
 from hurray_arrow.snapshot.files import Source
-from hurray_arrow.snapshot.index import SPEC, IndexRow
+from hurray_arrow.snapshot.index import CHECKSUM_BYTES, SPEC, IndexRow
 from hurray_arrow.snapshot.tail import Tail
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 class PartialRow:
     """A tensor's row whose ``pool`` is memory of ours: zero, and without room of its own, until pages are put there.
 
-    Where the file is mapped, ``pool`` is the mapping and there is nothing to put.
+    Where the file is mapped, ``pool`` is the mapping and there is nothing to put. ``checksums`` are bytes of the row's
+    page checksums that are put there with the pages; empty where all are there.
 
     ``is_checked_when_filled``: a piece comes with a hash of its own, which :meth:`IndexedRows.fill` compares.
     """
@@ -43,6 +44,7 @@ class PartialRow:
     row: Row
     pool: npt.NDArray[np.uint8]
     is_checked_when_filled: bool = False
+    checksums: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
 
 class Piece(NamedTuple):
@@ -66,6 +68,10 @@ def sparse_memory(size_bytes: int, *, in_megabytes: bool = False) -> npt.NDArray
     return np.frombuffer(memory, np.uint8)[:size_bytes]
 
 
+#: A row's end is not asked for where it is no longer than this and has the hash of zeros.
+_MOST_ZEROS = 64 << 10
+#: Checksums are asked for together where no more lies between them than this part of a page's bytes.
+_PAGE_BYTES_PER_GAP_BYTE = 32
 #: Without MAP_NORESERVE Linux maps no more than the machine has, however little is written. Python names it from 3.13
 #: on; its number is another one on rarer machines.
 _IS_0X4000 = os.uname().sysname == "Linux" and os.uname().machine in ("x86_64", "aarch64")
@@ -125,8 +131,13 @@ class IndexedRows(ABC):
         """Return the row that has a tensor's tables; its pages may be left out."""
 
     @abstractmethod
-    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
-        """Return tensors' rows with everything but pages, and memory that is to hold those that somebody wants."""
+    def rows_without_pages(
+        self, tensor_indexes: Sequence[int], *, most_checksum_bytes: int | None = None
+    ) -> list[PartialRow]:
+        """Return tensors' rows with everything but pages, and memory that is to hold those that somebody wants.
+
+        Where checksums take more than ``most_checksum_bytes`` and can be had one by one, they are left out too.
+        """
 
     @abstractmethod
     def pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -139,6 +150,11 @@ class IndexedRows(ABC):
         page_ids
             int64 ``[pages]``, ascending, each once.
         """
+
+    def checksum_pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return which bytes hold the checksums of these pages, as :meth:`pieces_of`; none where they are there."""
+        del partial, page_ids
+        return np.empty((0, 2), np.int64)
 
     @abstractmethod
     def fill(self, pieces: Iterable[Piece]) -> None:
@@ -180,9 +196,14 @@ class IndexedRows(ABC):
 
     def _batch_of(self, place: IndexRow, stored: pa.Buffer) -> pa.RecordBatch:
         if not self._trusted:
-            problems = self._damage(place, stored)
-            if problems:
-                raise SnapshotCorruptError(problems, url=self.source.url)
+            self._refuse_damage(self._damage(place, stored))
+        return self._decoded(place, stored)
+
+    def _refuse_damage(self, problems: Sequence[Problem]) -> None:
+        if problems:
+            raise SnapshotCorruptError(problems, url=self.source.url)
+
+    def _decoded(self, place: IndexRow, stored: pa.Buffer) -> pa.RecordBatch:
         try:
             layout = batch_layout(encapsulated(memoryview(stored)[: place.metadata_bytes]))
             if layout.num_rows != 1:
@@ -216,16 +237,20 @@ class ShareIndexedRows(IndexedRows):
             return self.rows_of(tensor_index)[0]
         return self.rows_without_pages([tensor_index])[0].row
 
-    def rows_without_pages(self, tensor_indexes: Sequence[int]) -> list[PartialRow]:
+    def rows_without_pages(
+        self, tensor_indexes: Sequence[int], *, most_checksum_bytes: int | None = None
+    ) -> list[PartialRow]:
         """Return tensors' rows around pages that nobody has read; see :meth:`IndexedRows.rows_without_pages`."""
         if self.source.is_mapped:
             rows = [self.rows_of(tensor_index)[0] for tensor_index in tensor_indexes]
             return [PartialRow(row, row.pool) for row in rows]
         places = [self._places[tensor_index][0] for tensor_index in tensor_indexes]
-        around = self.source.read_many([part for place in places for part in _around_pages(place)])
+        bare = [_can_leave_out_checksums(place, most_checksum_bytes) for place in places]
+        parts = [_around_pages(place, is_bare=is_bare) for place, is_bare in zip(places, bare, strict=True)]
+        found = iter(self.source.read_many([part for some in parts for part in some]))
         return [
-            self._partial_row(place, head, tail)
-            for place, head, tail in zip(places, around[::2], around[1::2], strict=True)
+            self._partial_row(place, dict(zip(some, found, strict=False)), is_bare=is_bare)
+            for place, some, is_bare in zip(places, parts, bare, strict=True)
         ]
 
     def pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -239,19 +264,47 @@ class ShareIndexedRows(IndexedRows):
         offsets = (place.pages_offset or 0) + page_ids * page_bytes
         return np.stack([offsets, np.full_like(offsets, page_bytes)], axis=1)
 
+    def checksum_pieces_of(self, partial: PartialRow, page_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return where checksums of pages lie; see :meth:`IndexedRows.checksum_pieces_of`."""
+        place = self._places[partial.row.tensor_index][0]
+        if not partial.checksums.size or not len(page_ids):
+            return np.empty((0, 2), np.int64)
+        # A request for eight bytes costs more than the few that lie between: a small part of what the pages take.
+        gap = (place.pages_bytes or 0) // place.num_pages // _PAGE_BYTES_PER_GAP_BYTE
+        firsts = np.flatnonzero(np.diff(page_ids, prepend=-(1 << 62)) > 1 + gap // CHECKSUM_BYTES)
+        lasts = np.append(firsts[1:], len(page_ids)) - 1
+        start, count = page_ids[firsts], page_ids[lasts] - page_ids[firsts] + 1
+        return np.stack([(place.checksums_offset or 0) + CHECKSUM_BYTES * start, CHECKSUM_BYTES * count], axis=1)
+
     def fill(self, pieces: Iterable[Piece]) -> None:
         """Put pieces where they belong; see :meth:`IndexedRows.fill`."""
         for partial, offset, data in pieces:
-            start = offset - (self._places[partial.row.tensor_index][0].pages_offset or 0)
-            partial.pool[start : start + len(data)] = np.frombuffer(data, np.uint8)
+            place = self._places[partial.row.tensor_index][0]
+            pages_offset = place.pages_offset or 0
+            part, first = (
+                (partial.pool, pages_offset)
+                if offset >= pages_offset
+                else (partial.checksums, place.checksums_offset or 0)
+            )
+            part[offset - first :][: len(data)] = np.frombuffer(data, np.uint8)
 
-    def _partial_row(self, place: IndexRow, head: pa.Buffer, tail: pa.Buffer) -> PartialRow:
-        size = place.block.end - place.offset
-        memory = sparse_memory(size)
-        memory[: head.size], memory[size - tail.size :] = np.frombuffer(head, np.uint8), np.frombuffer(tail, np.uint8)
+    def _partial_row(self, place: IndexRow, parts: Mapping[tuple[int, int], pa.Buffer], *, is_bare: bool) -> PartialRow:
+        memory = sparse_memory(place.block.end - place.offset)
+        for (offset, size), data in parts.items():
+            memory[offset - place.offset :][:size] = np.frombuffer(data, np.uint8)
         stored = pa.py_buffer(memory)
-        row = self._checked_row(place, self._batch_of(place, stored), stored)
-        return PartialRow(row, memory[head.size : size - tail.size])
+        pool = memory[(place.pages_offset or 0) - place.offset :][: place.pages_bytes]
+        if not is_bare:
+            return PartialRow(self._checked_row(place, self._batch_of(place, stored), stored), pool)
+        if not self._trusted:
+            self._refuse_damage(self._damage(place, stored, is_bare=True))
+        row = self._checked_row(place, self._decoded(place, stored), stored)
+        if row.page_checksums is None or len(row.page_checksums) != place.num_pages:
+            where = f"tensor {place.tensor_index}.page_checksums"
+            message = f"not one for each of {place.num_pages} pages, which the index says"
+            raise refuse(ProblemCode.PAGE_CHECKSUM, where, message, url=self.source.url)
+        checksums = memory[(place.checksums_offset or 0) - place.offset : place.checksums_end - place.offset]
+        return PartialRow(row, pool, checksums=checksums)
 
     def _row(self, place: IndexRow) -> Row:
         return self._checked_row(place, *self._batch(place))
@@ -273,12 +326,17 @@ class ShareIndexedRows(IndexedRows):
                 raise refuse(ProblemCode.ROW_PLACE, f"{where}.page_checksums", message)
         return row
 
-    def _damage(self, place: IndexRow, stored: pa.Buffer) -> list[Problem]:
+    def _damage(self, place: IndexRow, stored: pa.Buffer, *, is_bare: bool = False) -> list[Problem]:
+        """Compare a row's hashes; ``is_bare``: its page checksums are not there."""
         view = memoryview(stored)
         pages = (place.pages_offset or 0) - place.offset
-        pages_end = pages + (place.pages_bytes or 0)
-        parts = (("head_xxh3", view[:pages]), ("tail_xxh3", view[pages_end:]))
-        return [problem for name, part in parts for problem in hash_problems(place, name, part)]
+        tail = view[pages + (place.pages_bytes or 0) :]
+        problems = [] if is_bare else hash_problems(place, "head_xxh3", view[:pages])
+        # Of a damaged head both would say the same.
+        if place.bare_head_xxh3 is not None and not problems:
+            start, end = (place.checksums_offset or 0) - place.offset, place.checksums_end - place.offset
+            problems = hash_problems(place, "bare_head_xxh3", view[:start], view[end:pages])
+        return problems + hash_problems(place, "tail_xxh3", tail)
 
     def _check_layout(self, place: IndexRow, layout: BatchLayout, stored: pa.Buffer) -> None:
         del stored
@@ -294,14 +352,27 @@ class ShareIndexedRows(IndexedRows):
             raise refuse(ProblemCode.ROW_PLACE, where, message, url=self.source.url)
 
 
-def _around_pages(place: IndexRow) -> tuple[tuple[int, int], tuple[int, int]]:
+def _can_leave_out_checksums(place: IndexRow, most_bytes: int | None) -> bool:
+    has_a_hash_without = place.bare_head_xxh3 is not None
+    return has_a_hash_without and most_bytes is not None and CHECKSUM_BYTES * place.num_pages > most_bytes
+
+
+def _around_pages(place: IndexRow, *, is_bare: bool) -> list[tuple[int, int]]:
+    """Return offset and size of what lies before and after the pages; ``is_bare``: without their checksums."""
     pages_offset, pages_end = place.pages_offset or 0, (place.pages_offset or 0) + (place.pages_bytes or 0)
-    return (place.offset, pages_offset - place.offset), (pages_end, place.block.end - pages_end)
+    ends = [place.offset, pages_offset]
+    if is_bare:
+        ends[1:1] = [place.checksums_offset or 0, place.checksums_end]
+    tail_bytes = place.block.end - pages_end
+    # Behind the pages there are hardly ever other columns than null ones, and zeros are there already.
+    if tail_bytes > _MOST_ZEROS or xxh3_hex(bytes(tail_bytes)) != place.tail_xxh3:
+        ends += [pages_end, place.block.end]
+    return [(start, end - start) for start, end in zip(ends[::2], ends[1::2], strict=True)]
 
 
-def hash_problems(place: IndexRow, name: str, part: memoryview) -> list[Problem]:
-    """Compare one hash of a row with what the index says."""
-    expected, found = getattr(place, name), xxh3_hex(part)
+def hash_problems(place: IndexRow, name: str, *parts: memoryview) -> list[Problem]:
+    """Compare one hash of a row, of parts of it one behind the other, with what the index says."""
+    expected, found = getattr(place, name), xxh3_hex(*parts)
     if found == expected:
         return []
     where, message = f"tensor {place.tensor_index}.{name}", f"xxh3 {found}, the index says {expected}: damaged"

@@ -6,7 +6,7 @@ Spec: snapshot format, section 5, "share".
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,16 @@ from fsspec.callbacks import Callback
 from hurray_arrow.arrow.ipc_file import write_batch
 from hurray_arrow.arrow.page_class import PLAIN
 from hurray_arrow.arrow.row_batches import row_batch
-from hurray_arrow.arrow.schema import SchemaPlan
+from hurray_arrow.arrow.schema import SchemaPlan, page_class_of
 from hurray_arrow.errors import SnapshotError
 from hurray_arrow.snapshot.checksums import tensor_checksums
 from hurray_arrow.snapshot.index import IndexRow
 from hurray_arrow.snapshot.placed import PlacedTensor
-from hurray_arrow.snapshot.row_sink import Output, RowSink
+from hurray_arrow.snapshot.row_sink import Output, RowPlace, RowSink
 
 PAD_KEY = "hurray_arrow.pad"
+#: Pages whose checksums a reader of few pages may leave out; of fewer they are next to nothing.
+MANY_PAGES = 128
 
 Checksums = npt.NDArray[np.uint64]
 
@@ -101,7 +103,7 @@ class ShareRows:
         for _ in row.send(self._output, self._progress):
             if self._is_closed:
                 raise SnapshotError("the writer is closed")
-        self.rows.append(placed.index_row(PLAIN, **asdict(row.place())))
+        self.rows.append(placed.index_row(PLAIN, **asdict(_stated_place(placed, row.place()))))
 
     def _checksums(self, placed: PlacedTensor) -> Checksums | None:
         return tensor_checksums(placed.tensor) if self._with_checksums else None
@@ -137,6 +139,12 @@ class ShareRows:
         )
         write_batch(pa.PythonFile(sink, mode="w"), batch, custom_metadata={PAD_KEY: "0" * pad_bytes})
         return sink
+
+
+def _stated_place(placed: PlacedTensor, place: RowPlace) -> RowPlace:
+    descriptor = placed.tensor.descriptor
+    has_one_a_page = page_class_of(descriptor).fits_a_column and place.pages_bytes
+    return place if has_one_a_page and descriptor.num_pages >= MANY_PAGES else replace(place, bare_head_xxh3=None)
 
 
 def _checksums_buffer(batch: pa.RecordBatch) -> pa.Buffer | None:

@@ -190,6 +190,10 @@ def _rehash(stated: dict[str, Any], row: bytes, offset: int) -> None:
     pages_end = pages + stated.get("pages_bytes", 0)
     if 0 <= pages <= pages_end:
         stated["head_xxh3"], stated["tail_xxh3"] = xxh3(row[:pages]), xxh3(row[pages_end:])
+    if "bare_head_xxh3" in stated:
+        checksums = (stated.get("checksums_offset") or 0) - offset
+        bare = row[:checksums] + row[checksums + 8 * stated["num_pages"] : pages]
+        stated["bare_head_xxh3"] = xxh3(bare)
 
 
 def schema_xxh3(schema: pa.Schema) -> str:

@@ -105,6 +105,8 @@ for _name, _value, _codes in (
     ("pages_bytes", 2**62, ("row_place",)),
     ("checksums_offset", lambda offset: offset + 8, ("row_place",)),
     ("checksums_offset", 2**62, ("row_place",)),
+    # Right in the end: whoever writes few pages may state it too.
+    ("bare_head_xxh3", "0" * 16, (SAME,)),
     ("unknown_key", [1], (SAME,)),
 ):
     _set_rows(_name, _value, *_codes, also=f"{len(CASES)}")
@@ -138,6 +140,8 @@ _edit_index(
     lambda index: index.update(rows=index["rows"][::-1]),
     "row_place",
 )
+_edit_index("bare hash of other bytes", lambda index: index["rows"][1].update(bare_head_xxh3="0" * 16), "row_checksum")
+_edit_index("bare hash that is none", lambda index: index["rows"][1].update(bare_head_xxh3="x"), "index_invalid")
 _edit_index("unknown key", lambda index: index.update(surprise={"a": [None]}), SAME)
 
 

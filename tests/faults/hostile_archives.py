@@ -30,8 +30,12 @@ CASES: dict[str, Callable[[Forgery], None]] = {}
 EXPECTED: dict[str, set[str]] = {}
 
 #: What an archive's index does not state, so that nothing is wrong with it.
-_NOT_STATED = ("index row pages_offset", "index row pages_bytes", "index row checksums_offset")
+_NOT_STATED = (
+    *("index row pages_offset", "index row pages_bytes", "index row checksums_offset"),
+    "index row bare_head_xxh3",
+)
 ALSO_SHARE: dict[str, set[str]] = {
+    "index bare hash of other bytes": {"row_place"},
     "row pages elsewhere": {"page_checksum"},
     # Only a share row has pages that its hash leaves out.
     "row block_table.item.item in the pages": {"page_id_out_of_range"},

@@ -3,12 +3,14 @@
 import weakref
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import hurray_arrow as ha
 from hurray_arrow import ops
 from hurray_arrow.errors import SnapshotCorruptError, UnsupportedError
 from hurray_arrow.snapshot import archive_source, partial, row_source
+from tests.faults.forgery import Forgery, RowBytes, column_places
 from tests.sample import ALL_ELEMENT_TYPES, BLOCK_TABLES, make_tensor
 
 PROFILES = ("share", "archive")
@@ -64,14 +66,179 @@ def test_with_no_gap_only_the_needed_pages_are_fetched(tmp_path):
         joined = snapshot.read_sequences(0, gap_bytes=1 << 20).fetched
     page = 16 * 3 * 64 * 2
     assert (exact.needed_pages, exact.needed_bytes) == (31, 31 * page)
-    small = exact.fetched_bytes - 31 * page
     [row] = snapshot._rows._places[0]
-    assert small == row.body_bytes + row.metadata_bytes - row.pages_bytes
-    # The checksums of all 211 pages are among them: the row's hash covers them.
-    assert row.offset < row.checksums_offset <= row.checksums_offset + 8 * 211 <= row.pages_offset
-    assert exact.requests == 31 + 2
-    assert joined.requests == 1 + 2
+    small = row.pages_offset - row.offset
+    # Six checksums that nobody wants, between two, are less than another request.
+    assert exact.fetched_bytes == small + 31 * page
+    assert exact.requests == 31 + 3
+    # What lies behind the pages is zeros by its hash.
+    assert joined.requests == 1 + 1
     assert joined.fetched_bytes == small + 211 // 7 * 7 * page + page
+
+
+def many_pages(page_shape, *, num_pages, num_seqs, stride=1, layers=1):
+    """Make tensors of many small pages: a sequence's are neighbours, or so far from each other."""
+    tables = np.arange(num_pages).reshape(num_seqs, -1) if stride == 1 else np.arange(num_pages).reshape(-1, stride).T
+    return [
+        ha.BlockPagedTensor.from_arrays(
+            np.random.default_rng(layer).integers(0, 2**16, (num_pages, *page_shape), dtype=np.uint16),
+            block_tables=tables.tolist(),
+            seq_lens=[tables.shape[1] * page_shape[0] - 3] * len(tables),
+            element_type="bfloat16",
+            kv_role="key",
+            layer_index=layer,
+        )
+        for layer in range(layers)
+    ]
+
+
+@pytest.mark.parametrize(("page_shape", "num_pages"), [((16, 2, 64), 16_000), ((16, 3, 64), 11_000)])
+@pytest.mark.parametrize("stride", [1, 100])
+def test_with_no_gap_little_more_is_fetched_than_pages_of_a_few_kib(tmp_path, page_shape, num_pages, stride):
+    """One sequence in a hundred, of pages of 4 and 6 KiB, in a row and far from each other: at most 1.05 times."""
+    made = many_pages(page_shape, num_pages=num_pages, num_seqs=100, stride=stride, layers=2)
+    with ha.open_snapshot(write(tmp_path / "s.arrow", made), mapped=False) as snapshot:
+        found = snapshot.read_sequences(37, gap_bytes=0)
+    assert all(one.equals(ops.compact(ops.select(other, 37))) for one, other in zip(found.tensors, made, strict=True))
+    assert found.fetched.needed_bytes == 2 * num_pages // 100 * 2 * np.prod(page_shape)
+    # The tables of all sequences are in the first row.
+    tables = 4 * (num_pages + 101)
+    assert found.fetched.fetched_bytes - tables <= 1.05 * found.fetched.needed_bytes
+    if stride == 1:
+        assert found.fetched.requests <= 4 * len(made)
+
+
+def damaged(path, place):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def test_checksums_that_come_one_by_one_are_believed_of_their_page_alone(tmp_path):
+    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    path = write(tmp_path / "s.arrow", [tensor])
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        [row] = snapshot._rows._places[0]
+    damaged(path, row.checksums_offset + 8 * 357)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        assert snapshot.read_sequences(4, gap_bytes=0).tensors[0].equals(ops.compact(ops.select(tensor, 4)))
+        with pytest.raises(SnapshotCorruptError, match=r"page_pool\[357\].*damaged") as caught:
+            snapshot.read_sequences(3, gap_bytes=0)
+        assert caught.value.codes == ["page_checksum"]
+        with pytest.raises(SnapshotCorruptError, match="head_xxh3"):
+            snapshot.read_sequences(4)
+        with pytest.raises(SnapshotCorruptError, match="head_xxh3"):
+            snapshot.verify()
+
+
+@pytest.mark.parametrize("where", ["before the checksums", "between them and the pages", "behind the pages"])
+def test_everything_else_of_the_row_is_hashed_without_them(tmp_path, where):
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        [row] = snapshot._rows._places[0]
+    places = (row.checksums_offset - 1, row.pages_offset - 1, row.block.end - 1)
+    assert row.checksums_end < row.pages_offset
+    place = dict(zip(("before the checksums", "between them and the pages", "behind the pages"), places, strict=True))
+    damaged(path, place[where])
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        if where == "behind the pages":
+            # By its hash it was zeros, and nobody asked.
+            assert snapshot.read_sequences(4, gap_bytes=0).unverified == ()
+            with pytest.raises(SnapshotCorruptError, match="tail_xxh3"):
+                snapshot.verify()
+            return
+        with pytest.raises(SnapshotCorruptError, match="bare_head_xxh3") as caught:
+            snapshot.read_sequences(4, gap_bytes=0)
+        assert caught.value.codes == ["row_checksum"]
+
+
+def forged(path, change):
+    forgery = Forgery(path.read_bytes())
+    change(forgery)
+    path.write_bytes(forgery.content())
+
+
+def test_files_without_that_hash_are_read_with_all_checksums(tmp_path):
+    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    path = write(tmp_path / "s.arrow", [tensor])
+    forged(path, lambda _: None)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        new = snapshot.read_sequences(3, gap_bytes=0)
+
+    def older(forgery):
+        forgery.edit_rows = lambda rows: [row.pop("bare_head_xxh3") for row in rows]
+
+    forged(path, older)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        old = snapshot.read_sequences(3, gap_bytes=0)
+        snapshot.verify()
+    assert old.tensors[0].equals(new.tensors[0])
+    assert old.fetched.fetched_bytes == new.fetched.fetched_bytes + 8 * 900
+    assert old.fetched.requests == new.fetched.requests - 2
+
+
+def test_what_lies_behind_the_pages_is_asked_for_where_it_is_not_zeros(tmp_path):
+    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    path = write(tmp_path / "s.arrow", [tensor])
+    forged(path, lambda _: None)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        zeros = snapshot.read_sequences(3)
+
+    def padded(forgery):
+        validity = column_places(forgery.schema)["pool_bytes"][1]
+
+        def patch(row):
+            place, size = RowBytes(row).buffer(validity)
+            row[place + size] = 7
+
+        forgery.patches[0] = patch
+
+    forged(path, padded)
+    with ha.open_snapshot(path, mapped=False) as snapshot:
+        other = snapshot.read_sequences(3)
+        [row] = snapshot._rows._places[0]
+    assert other.tensors[0].equals(zeros.tensors[0])
+    assert other.fetched.requests == zeros.fetched.requests + 1
+    assert (
+        other.fetched.fetched_bytes == zeros.fetched.fetched_bytes + row.block.end - row.pages_offset - row.pages_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"checksums_offset": lambda at: at - 8}, "page_checksum"),
+        ({"checksums_offset": lambda at: at + 8}, "row_place"),
+        ({"checksums_offset": lambda at: at + 2**40}, "row_place"),
+        ({"checksums_offset": lambda _: 8}, "row_place"),
+        ({"num_pages": lambda _: 2**60}, "row_place"),
+        ({"num_pages": lambda _: 999}, "page_checksum"),
+    ],
+)
+def test_places_of_checksums_that_are_none(tmp_path, change, code):
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+
+    def elsewhere(forgery):
+        [(name, new)] = change.items()
+        forgery.edit_rows = lambda rows: rows[0].update({name: new(rows[0][name])})
+
+    forged(path, elsewhere)
+    with pytest.raises(SnapshotCorruptError) as caught, ha.open_snapshot(path, mapped=False) as snapshot:
+        snapshot.read_sequences(3, gap_bytes=0)
+    assert set(caught.value.codes) == {code}
+
+
+@pytest.mark.parametrize("checksums", [None, [7] * 999])
+def test_checksums_that_are_fewer_than_pages(tmp_path, checksums):
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+
+    def fewer(forgery):
+        kind = forgery.batches[0].schema.field("page_checksums").type
+        forgery.set_column(0, "page_checksums", pa.array([checksums], kind))
+
+    forged(path, fewer)
+    with pytest.raises(SnapshotCorruptError), ha.open_snapshot(path, mapped=False) as snapshot:
+        snapshot.read_sequences(3, gap_bytes=0)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -95,15 +262,16 @@ def test_pages_in_order_take_few_requests(tmp_path, profile, gap_bytes):
     ]
     with ha.open_snapshot(write(tmp_path / "s.arrow", tensors, profile=profile), mapped=False) as snapshot:
         found = snapshot.read_sequences(num_seqs // 2, gap_bytes=gap_bytes)
-        stored = snapshot._rows._places.values()
-        small = sum(rows[0].metadata_bytes + rows[0].body_bytes - (rows[0].pages_bytes or 0) for rows in stored)
+        stored = [rows[0] for rows in snapshot._rows._places.values()]
+        small = sum((row.pages_offset or row.block.end) - row.offset for row in stored)
     for tensor, whole in zip(found.tensors, tensors, strict=True):
         assert tensor.equals(ops.compact(ops.select(whole, num_seqs // 2)))
     fetched = found.fetched
     assert fetched.needed_pages == 6 * num_pages // num_seqs
     assert fetched.requests <= 4 * len(tensors) + fetched.needed_bytes // (8 << 20)
     if gap_bytes == 0:
-        assert fetched.fetched_bytes == fetched.needed_bytes + small
+        left_out = 8 * (num_pages - num_pages // num_seqs) * len(tensors) * (profile == "share")
+        assert fetched.fetched_bytes == fetched.needed_bytes + small - left_out
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -73,6 +73,7 @@ def test_places_and_hashes_are_those_of_the_bytes(pad):
     assert place.pages_bytes == POOL.nbytes
     assert taken[checksums : checksums + 24] == SUMS.tobytes()
     assert place.head_xxh3 == xxhash.xxh3_64_hexdigest(taken[:pages])
+    assert place.bare_head_xxh3 == xxhash.xxh3_64_hexdigest(taken[:checksums] + taken[checksums + 24 : pages])
     assert place.tail_xxh3 == xxhash.xxh3_64_hexdigest(taken[pages + POOL.nbytes :])
     assert b"behind the pages" in taken[pages + POOL.nbytes :]
     message = pa.ipc.read_message(pa.py_buffer(taken))
@@ -89,6 +90,7 @@ def test_without_pages_everything_is_head():
     place, taken, _ = send(np.empty(0, np.uint8), np.empty(0, np.uint64))
     assert (place.pages_bytes, place.pages_offset) == (0, OFFSET + len(taken))
     assert place.checksums_offset is None
+    assert place.bare_head_xxh3 is None
     assert place.head_xxh3 == xxhash.xxh3_64_hexdigest(taken)
     assert place.tail_xxh3 == xxhash.xxh3_64_hexdigest(b"")
 

@@ -111,6 +111,26 @@ def test_every_page_has_its_checksum_where_the_index_says(path):
         assert ("checksums_offset" in row) == bool(found)
 
 
+@pytest.mark.parametrize(
+    ("num_pages", "checksums", "stated"), [(128, True, True), (127, True, False), (128, False, False)]
+)
+def test_what_lies_before_many_pages_is_hashed_without_their_checksums_too(path, num_pages, checksums, stated):
+    write_snapshot(path, [make_tensor(num_pages=num_pages)], checksums=checksums)
+    content, _, index, _ = taken_apart(path)
+    [row] = index["rows"]
+    assert ("bare_head_xxh3" in row) == stated
+    if stated:
+        start, end = row["checksums_offset"], row["checksums_offset"] + 8 * num_pages
+        assert row["offset"] + row["metadata_bytes"] <= start < end <= row["pages_offset"]
+        assert row["bare_head_xxh3"] == xxh3(content[row["offset"] : start] + content[end : row["pages_offset"]])
+
+
+def test_pieces_of_a_pool_that_cannot_be_cut_are_not_its_pages(path):
+    tensor = make_tensor(element_type="int2", num_pages=129, page_size=1, num_heads=3, head_dim=501)
+    write_snapshot(path, [tensor])
+    assert "bare_head_xxh3" not in taken_apart(path)[2]["rows"][0]
+
+
 def test_pool_bytes_has_one_checksum_per_mib(path):
     tensor = make_tensor(element_type="int2", num_pages=7, page_size=1, num_heads=3, head_dim=500_001)
     assert tensor.buffers[0].nbytes == 2_625_006
