@@ -152,6 +152,25 @@ def nothing() -> list[BlockPagedTensor]:
     return []
 
 
+def many_pages() -> list[BlockPagedTensor]:
+    """So many pages that their checksums can be left out, in two kv_groups."""
+    pages = [*range(150, 0, -1)]
+    tables = [pages[:70], [], pages[60:149]]
+    return [
+        make_tensor(
+            layer_index=layer,
+            seed=layer,
+            page_size=1,
+            num_heads=1,
+            head_dim=3,
+            num_pages=151,
+            seq_lens=lens,
+            block_tables=tables,
+        )
+        for layer, lens in enumerate(([70, 0, 89], [69, 0, 88]))
+    ]
+
+
 def long_index() -> list[BlockPagedTensor]:
     """An index above 16 KiB, which is compressed."""
     return [make_tensor(layer_name="layer." * 3000)]
@@ -178,6 +197,7 @@ CASES: dict[str, tuple[Callable[[], list[BlockPagedTensor]], dict[str, Any]]] = 
     "original_descriptors": (original_descriptors, {}),
     "empty": (empty, {}),
     "nothing": (nothing, {}),
+    "many_pages": (many_pages, {}),
     "long_index": (long_index, {}),
     "companions": (small_tensors, {"metadata": SMALL_METADATA}),
     "partial": (lambda: small_tensors()[:1], {"metadata": SMALL_METADATA, "partial": True}),

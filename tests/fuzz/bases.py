@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parents[1] / "compat" / "golden"
 #: Between them every column, every kind of index and every element type that is stored in a way of its own.
 SHARE = (
     *("companions", "pool_bytes", "private", "empty", "long_index", "facts", "original_descriptors", "no_checksums"),
-    *("partial", "index_types", "nothing", "metadata"),
+    *("partial", "index_types", "nothing", "metadata", "many_pages"),
 )
 ARCHIVES = ("archive", "archive_floats", "archive_plain")
 

@@ -238,12 +238,14 @@ def _look_at_parts(snapshot: Snapshot, tensors: list[BlockPagedTensor | None]) -
             found = refused(lambda pages=pages, last=last: pages.read(np.array([last])).values_of_pages([last]))
             promise(found is None or found.tobytes() == whole.values_of_pages([last]).tobytes(), "another page")
     for entry, whole in zip(snapshot.entries, tensors, strict=True):
-        read = refused(lambda entry=entry: snapshot.read_sequences(None, **_selectors(entry)), KeyError, IndexError)
-        if read is None or whole is None:
-            continue
-        [part] = read.tensors
-        promise(part.validate() == [], "a partial tensor breaks rules")
-        promise(part.equals(ops.compact(whole)), "read in part and whole differ")
+        for gap_bytes in (None, 0):
+            options = {"gap_bytes": gap_bytes, **_selectors(entry)}
+            read = refused(lambda options=options: snapshot.read_sequences(None, **options), KeyError, IndexError)
+            if read is None or whole is None:
+                continue
+            [part] = read.tensors
+            promise(part.validate() == [], "a partial tensor breaks rules")
+            promise(part.equals(ops.compact(whole)), "read in part and whole differ")
 
 
 def _selectors(entry: Entry) -> dict[str, Any]:
