@@ -235,7 +235,8 @@ class Snapshot(CheckedTensors, ViewDoors):
             Half-open range of positions, one for all sequences or one for each; as of :func:`hurray_arrow.ops.select`.
         gap_bytes
             Pages this close in the file are fetched in one request. ``None`` takes the plan with the least modelled
-            time. 0 fetches no page that is not wanted; small columns come whole all the same, see
+            time. 0 fetches no page that is not wanted, and of share files no checksums but those of the pages and a few
+            between them; other small columns come whole all the same, see
             :class:`~hurray_arrow.snapshot.partial.Fetched`.
         **selectors
             As of :meth:`select`.
