@@ -342,14 +342,18 @@ class ShareIndexedRows(IndexedRows):
         del stored
         if layout.compression is not None:
             raise IpcLayoutError(f"compressed with codec {layout.compression}; the share profile is not")
-        # Pages are in no row hash, and who reads single pages over a network has nothing in place of the others.
-        pages = (place.pages_offset or 0) - place.offset - place.metadata_bytes
-        pages_end = pages + (place.pages_bytes or 0)
-        within = sum(start < pages_end and start + size > pages for start, size in layout.buffers if size)
-        if within > 1:
-            message = f"{within} buffers where the index says pages are"
-            where = f"tensor {place.tensor_index}.page_pool"
-            raise refuse(ProblemCode.ROW_PLACE, where, message, url=self.source.url)
+        # Pages are in no row hash, and who reads single pages over a network has nothing in place of the others; nor of
+        # the other checksums.
+        body = place.offset + place.metadata_bytes
+        alone = [("page_pool", place.pages_offset or 0, (place.pages_offset or 0) + (place.pages_bytes or 0))]
+        if place.bare_head_xxh3 is not None:
+            alone.append(("page_checksums", place.checksums_offset or 0, place.checksums_end))
+        for name, first, end in alone:
+            within = sum(body + start < end and body + start + size > first for start, size in layout.buffers if size)
+            if within > 1:
+                message = f"{within} buffers where the index says they are"
+                where = f"tensor {place.tensor_index}.{name}"
+                raise refuse(ProblemCode.ROW_PLACE, where, message, url=self.source.url)
 
 
 def _can_leave_out_checksums(place: IndexRow, most_bytes: int | None) -> bool:

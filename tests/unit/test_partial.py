@@ -207,7 +207,7 @@ def test_what_lies_behind_the_pages_is_asked_for_where_it_is_not_zeros(tmp_path)
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"checksums_offset": lambda at: at - 8}, "page_checksum"),
+        ({"checksums_offset": lambda at: at - 8}, "row_place"),
         ({"checksums_offset": lambda at: at + 8}, "row_place"),
         ({"checksums_offset": lambda at: at + 2**40}, "row_place"),
         ({"checksums_offset": lambda _: 8}, "row_place"),
@@ -226,6 +226,29 @@ def test_places_of_checksums_that_are_none(tmp_path, change, code):
     with pytest.raises(SnapshotCorruptError) as caught, ha.open_snapshot(path, mapped=False) as snapshot:
         snapshot.read_sequences(3, gap_bytes=0)
     assert set(caught.value.codes) == {code}
+
+
+@pytest.mark.parametrize("gap_bytes", [None, 0])
+def test_nothing_else_lies_where_checksums_are_left_out(tmp_path, gap_bytes):
+    """Who leaves them out would find zeros in its place."""
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+
+    def aliased(forgery):
+        places = column_places(forgery.schema)
+
+        def patch(row):
+            parts = RowBytes(row)
+            place, _ = parts.buffer(places["page_checksums.item"][1] + 1)
+            parts.set_buffer(places["block_table.item.item"][1] + 1, place - parts.body, 4000)
+
+        forgery.patches[0] = patch
+
+    forged(path, aliased)
+    with pytest.raises(SnapshotCorruptError) as caught, ha.open_snapshot(path, mapped=False) as snapshot:
+        snapshot.read_sequences(3, gap_bytes=gap_bytes)
+    assert [(problem.code, problem.where) for problem in caught.value.problems] == [
+        ("row_place", "tensor 0.page_checksums")
+    ]
 
 
 @pytest.mark.parametrize("checksums", [None, [7] * 999])
