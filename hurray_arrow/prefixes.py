@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from hurray_arrow.errors import InvariantError, Problem, ProblemCode
 from hurray_arrow.sequences import Integers, MediaSpan, Sequences, UInt32Array, take_integers
 
 
@@ -118,7 +119,8 @@ def match_prefix(
     Raises
     ------
     InvariantError
-        ``field_out_of_range``, ``buffer_dtype`` for ids that are none.
+        ``field_out_of_range``, ``buffer_dtype`` for ids that are none; ``page_positions_invalid`` for fewer positions
+        than a sequence's tokens take pages.
 
     Spec: snapshot format, section 2.
     """
@@ -278,8 +280,15 @@ def _stored_runs(group: PrefixGroup, s: int) -> list[tuple[int, int]]:
     positions = None if sequences.page_positions is None else sequences.page_positions[s]
     if positions is None or not tokens:
         return [(0, tokens)]
+    num_pages = -(-tokens // page_size)
+    if len(positions) < num_pages:
+        # Of a snapshot only the facts are read here, and no tensor that would be checked with them.
+        message = f"{len(positions)} positions, {tokens} tokens take {num_pages} pages of {page_size}"
+        raise InvariantError(
+            Problem(ProblemCode.PAGE_POSITIONS_INVALID, f"page_positions[{s}]", message, "snapshot format 2")
+        )
     # Python integers: positions are uint64 and may stand at the very end of it.
-    starts = positions[: -(-tokens // page_size)].tolist()
+    starts = positions[:num_pages].tolist()
     ends = [start + page_size for start in starts[:-1]] + [starts[-1] + tokens - (len(starts) - 1) * page_size]
     runs: list[tuple[int, int]] = []
     for start, end in zip(starts, ends, strict=True):

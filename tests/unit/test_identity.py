@@ -401,6 +401,15 @@ def test_stored_prefixes_are_those_that_match_whole(seed):
             assert found.media == tuple(media or ())
 
 
+@pytest.mark.parametrize("positions", [[], [0]])
+def test_fewer_positions_than_the_tokens_take_pages_are_refused(positions):
+    """As a forged snapshot may have them, whose facts are asked and no tensor."""
+    sequences = ha.Sequences(token_ids=[TOKENS[:5]], seq_lens=[5], page_positions=[positions])
+    with pytest.raises(ha.InvariantError, match=f"{len(positions)} positions, 5 tokens take 2 pages of 3") as caught:
+        match_prefix(sequences, TOKENS, page_size=3)
+    assert caught.value.codes == ["page_positions_invalid"]
+
+
 def test_positions_at_the_end_of_uint64_are_no_prefix():
     far = ha.Sequences(token_ids=[TOKENS], seq_lens=[5], page_positions=[[0, 2**64 - 4]])
     [found] = stored_prefixes([PrefixGroup(far, 3, window_tokens=2)], step_tokens=2)
