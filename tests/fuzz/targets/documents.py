@@ -135,6 +135,23 @@ def _indexes() -> tuple[dict[str, Any], ...]:
             return (*found, json.loads(index_text(pairs)))
 
 
+#: What a second row may say that contradicts the first one, or itself.
+_SECOND_ROWS: tuple[dict[str, Any], ...] = (
+    {"bare_head_xxh3": "0" * 16},
+    {"bare_head_xxh3": "0" * 16, "num_pages": 2**40},
+    {"tensor_index": 0},
+    {"tensor_index": 0, "page_offset": 3, "num_seqs": 7},
+    {"layer_index": 0, "layer_name": "l.0", "kv_role": "key", "component": "values", "kv_group": 0},
+)
+
+
+def _with_second_row(change: dict[str, Any]) -> dict[str, Any]:
+    index = _indexes()[0]
+    first, second, *others = index["rows"]
+    rows = [first, {**second, **change}, *others]
+    return {**index, "rows": rows, "num_tensors": len({row["tensor_index"] for row in rows})}
+
+
 def index_seeds() -> Iterator[bytes]:
     """Yield whole indexes as text, compressed too, and scripts that change them."""
     for number, index in enumerate(_indexes()):
@@ -145,6 +162,7 @@ def index_seeds() -> Iterator[bytes]:
             yield bytes([5, number, 0, 0, place % 7, 4, 1])
         for row in range(2):
             yield from (bytes([1, number, 1, row, name, 0, 0, 3]) for name in range(20))
+    yield from (b"\0" + json_text(_with_second_row(change)).encode() for change in _SECOND_ROWS)
     yield from (b"\0" + text for text in (b"", b"{}", b'{"version":1,"kind":"file","rows":[1]}', b'{"version":1.0}'))
     yield from (b"\6", b"\6{}")
     yield from (b"\3" + frame for frame in (b"", b"\x28\xb5\x2f\xfd", zst_frame(bytes(1 << 22))))
