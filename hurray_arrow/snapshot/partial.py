@@ -42,8 +42,8 @@ class Fetched:
     requests, fetched_bytes
         Ranges asked for, and their bytes: pages, gaps between them, and each row's small columns, which are fetched
         whole because one hash covers them: in the first row of a kv_group its tables, and of a share row 8 bytes of
-        checksum for every page of the tensor, wanted or not, where they are no more than ``gap_bytes`` or nobody said
-        how much that is. 0 where the file is mapped.
+        checksum for every page of the tensor, wanted or not, where they are no more than ``gap_bytes``, nobody said how
+        much that is, or the index has no hash without them. 0 where the file is mapped.
     needed_pages, needed_bytes
         Pages that the sequences name, and their bytes as stored; of archives those of the rows that hold them, without
         a tensor's first row, which is fetched in any case.

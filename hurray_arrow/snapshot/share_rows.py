@@ -24,8 +24,9 @@ from hurray_arrow.snapshot.placed import PlacedTensor
 from hurray_arrow.snapshot.row_sink import Output, RowPlace, RowSink
 
 PAD_KEY = "hurray_arrow.pad"
-#: Pages whose checksums a reader of few pages may leave out; of fewer they are next to nothing.
-MANY_PAGES = 128
+#: Pages whose checksums a reader of few pages may leave out; of fewer they are next to nothing. The hash for that makes
+#: listing dearer, which may take a ten thousandth of the snapshot: smaller pools have none.
+MANY_PAGES, LARGE_POOL_BYTES = 128, 2 << 20
 
 Checksums = npt.NDArray[np.uint64]
 
@@ -143,8 +144,9 @@ class ShareRows:
 
 def _stated_place(placed: PlacedTensor, place: RowPlace) -> RowPlace:
     descriptor = placed.tensor.descriptor
-    has_one_a_page = page_class_of(descriptor).fits_a_column and place.pages_bytes
-    return place if has_one_a_page and descriptor.num_pages >= MANY_PAGES else replace(place, bare_head_xxh3=None)
+    has_one_a_page = page_class_of(descriptor).fits_a_column
+    is_large = descriptor.num_pages >= MANY_PAGES and place.pages_bytes >= LARGE_POOL_BYTES
+    return place if has_one_a_page and is_large else replace(place, bare_head_xxh3=None)
 
 
 def _checksums_buffer(batch: pa.RecordBatch) -> pa.Buffer | None:

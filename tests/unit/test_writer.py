@@ -112,10 +112,14 @@ def test_every_page_has_its_checksum_where_the_index_says(path):
 
 
 @pytest.mark.parametrize(
-    ("num_pages", "checksums", "stated"), [(128, True, True), (127, True, False), (128, False, False)]
+    ("num_pages", "head_dim", "checksums", "stated"),
+    [(128, 128, True, True), (127, 130, True, False), (128, 127, True, False), (128, 128, False, False)],
 )
-def test_what_lies_before_many_pages_is_hashed_without_their_checksums_too(path, num_pages, checksums, stated):
-    write_snapshot(path, [make_tensor(num_pages=num_pages)], checksums=checksums)
+def test_what_lies_before_many_pages_is_hashed_without_their_checksums_too(
+    path, num_pages, head_dim, checksums, stated
+):
+    tensor = make_tensor(num_pages=num_pages, page_size=16, num_heads=4, head_dim=head_dim)
+    write_snapshot(path, [tensor], checksums=checksums)
     content, _, index, _ = taken_apart(path)
     [row] = index["rows"]
     assert ("bare_head_xxh3" in row) == stated
@@ -126,7 +130,7 @@ def test_what_lies_before_many_pages_is_hashed_without_their_checksums_too(path,
 
 
 def test_pieces_of_a_pool_that_cannot_be_cut_are_not_its_pages(path):
-    tensor = make_tensor(element_type="int2", num_pages=129, page_size=1, num_heads=3, head_dim=501)
+    tensor = make_tensor(element_type="int2", num_pages=129, page_size=1, num_heads=3, head_dim=50_001)
     write_snapshot(path, [tensor])
     assert "bare_head_xxh3" not in taken_apart(path)[2]["rows"][0]
 
